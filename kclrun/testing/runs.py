@@ -156,8 +156,7 @@ def run_processor(
 
     Raises: the errors of the processor; SettingsError for a row to an output that `outputs` does
     not name; StaleCheckpoint into the processor, as in production; ProcessorLoadError for a method
-    that is `async def` or a generator, or returns a value; ProcessorError if it returns from
-    `shard_ended` without a checkpoint under `manual`, or never checkpoints at all.
+    that is `async def` or a generator; ProcessorError if under `manual` it never checkpoints.
 
     >>> from kclrun import RecordProcessor
     >>> class Shout(RecordProcessor):
@@ -368,7 +367,6 @@ class _Life:
         self._timers: TimerKit | None = None
         # Each attempt of `initialize` has an instance of its own.
         self.times = EventTimes(self._event_time)
-        self._has_checkpointed = False  # in the last call
         self._returned = 0
         self._crash_after, self._crash_at_checkpoint = crashes
         self._checkpoint_calls = itertools.count(1)
@@ -528,7 +526,6 @@ class _Life:
             call_method(self._processor, name, *arguments, Checkpointer(writes))
         finally:
             writes.open = False
-            self._has_checkpointed = writes.made
 
     def write(self, position: ExtendedSequenceNumber | None) -> None:
         """Perform a `checkpoint()` of this life."""
@@ -563,10 +560,8 @@ class _Writes:
     def __init__(self, life: _Life) -> None:
         self._life = life
         self.open = True
-        self.made = False
 
     def __call__(self, position: ExtendedSequenceNumber | None) -> None:
         if not self.open:
             raise StaleCheckpoint("the call this checkpointer was handed to has returned")
         self._life.write(position)
-        self.made = True

@@ -121,11 +121,15 @@ def test_as_many_threads_as_calls_at_once_are_made_and_they_make_the_calls_after
     threads.join()
 
 
+def iter_nothing():
+    yield
+
+
 def test_a_call_on_a_thread_that_raises_anything_ends_with_its_error(threads, wakes):
     def call(record, context):
         if record.sequence_number == "1":
             raise SystemExit(3)
-        return 7
+        return iter_nothing()
 
     runner = ThreadRunner(call, wakes, threads)
     runner.start(calls(1, 2))
@@ -149,7 +153,7 @@ def test_coroutines_run_at_the_same_time_and_what_they_raise_is_theirs(loop, thr
         await both.wait()
         if record.sequence_number == "1":
             raise SystemExit(3)
-        return 7 if record.sequence_number == "2" else None
+        return iter_nothing() if record.sequence_number == "2" else None
 
     runner = loop(call)
     runner.start(calls(1, 2))
