@@ -40,6 +40,8 @@ _SINCE: Final = "since:"
 _PAGE_PAUSE_S: Final = 0.1
 # How often the pages of one listing may be throttled, and the pause before each repetition.
 _RETRIES: Final = Retries(attempts_max=4, base_s=0.5, max_s=0.5, passing=(Throttled,))
+# As a stream of Kinesis says it. The others have no counterpart there.
+_STATUS: Final = {"ENABLED": "ACTIVE"}
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -201,7 +203,7 @@ class ChangeStreamAdmin:
         return StreamSummary(
             name=table_of(self._stream),
             arn=first.stream_arn,
-            status=first.stream_status,
+            status=_STATUS.get(first.stream_status, first.stream_status),
             retention_hours=CHANGES_RETENTION_HOURS,
             open_shards=len(counted),
             created_at=WallTime(first.creation_request_date_time),

@@ -19,6 +19,7 @@ import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.messages import echo
+from kclrun.cli.one_by_one import OneByOne
 from kclrun.cli.tables import print_table
 from kclrun.codec.kpl import effective_hash_key, open_aggregates
 from kclrun.config.units import parse_listen
@@ -135,7 +136,7 @@ def _names(aws: Aws, leases: Iterable[LeaseBody]) -> _Names:
     """The partition keys of the hash keys that hot shards have, as far as records are found."""
     from kclrun.cli.services import open_streams
 
-    streams = open_streams(aws)
+    streams = open_streams(aws, on_missing=OneByOne("leases").missing)
     found: dict[tuple[str, str], str] = {}
     for lease in leases:
         stream = streams.get(stream_of(lease.shard))

@@ -213,7 +213,8 @@ def _reset(aws: Aws, asked: _ResetOptions, *, is_confirmed: bool) -> int:
     opened = open_streams(aws)
     keys = frozenset(lease_of(aws, shard).key for shard in asked.shards)
     chosen = _chosen(opened, asked.streams, keys)
-    rows = rows_to_change(aws)
+    # A shard alone goes to its position whatever the rows of the others are.
+    rows = views.scan_leases(aws) if asked.shards else rows_to_change(aws)
     refuse_other_kind(aws, {key: stream.summary.created_at for key, stream in opened.items()})
     refuse_owners(rows)
     if is_confirmed:
@@ -274,14 +275,17 @@ def _chosen(
 
 
 def rows_to_change(aws: Aws) -> tuple[Lease, ...]:
-    """The rows of the table. Raises: TableRefused for one that cannot be read; NotFound without a
-    table."""
+    """The rows of the table, all of which are to be changed together.
+
+    Raises: TableRefused with each one that cannot be read; NotFound without a table.
+    """
     scanned = views.scan_table(aws)
     if scanned.broken:
-        raise TableRefused(
-            f"row {scanned.broken[0]} cannot be read as a lease: repair or delete it"
-            " first, see  kclrun doctor"
+        named = "\n".join(
+            f"row {key} cannot be read as a lease: {scanned.reasons.get(key, 'no reason')}"
+            for key in sorted(scanned.broken)[: most_on_terminal(_ROWS_SHOWN_MAX)]
         )
+        raise TableRefused(f"{named}\nRepair or delete them first, see  kclrun doctor")
     return scanned.leases
 
 
