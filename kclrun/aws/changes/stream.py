@@ -19,7 +19,12 @@ from kclrun.aws.kinesis import (
     SequenceNumberRange,
     WireStreamAdmin,
 )
-from kclrun.aws.operations import DESCRIBE_STREAM, GET_CHANGE_ITERATOR, GET_CHANGES
+from kclrun.aws.operations import (
+    DESCRIBE_STREAM,
+    GET_CHANGE_ITERATOR,
+    GET_CHANGES,
+    LIST_CHANGE_STREAMS,
+)
 from kclrun.aws.wire import Caller, WireClient, call_json, garbled
 from kclrun.codec.change_events import decode_changes
 from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Throttled
@@ -63,7 +68,16 @@ class _Described(msgspec.Struct, rename="pascal"):
     stream_description: _Description
 
 
+class _Listed(msgspec.Struct, rename="pascal"):
+    stream_arn: str
+
+
+class _Listing(msgspec.Struct, rename="pascal"):
+    streams: list[_Listed]
+
+
 _DESCRIBED_DECODER: Final = msgspec.json.Decoder(_Described)
+_LISTED_DECODER: Final = msgspec.json.Decoder(_Listing)
 
 
 def signing_service(stream: str) -> str:
@@ -88,6 +102,13 @@ def admin_of(client: WireClient, stream: str) -> StreamAdmin:
     if is_change_stream(stream):
         return ChangeStreamAdmin(client, stream)
     return WireStreamAdmin(client, stream)
+
+
+def change_streams(client: Caller) -> tuple[str, ...]:
+    """The ARNs of the first page of the account's streams of tables. Raises: a ServiceError,
+    usually AccessDenied, because none of our policies grants the call."""
+    found = call_json(client, LIST_CHANGE_STREAMS, {}, _LISTED_DECODER)
+    return tuple(stream.stream_arn for stream in found.streams)
 
 
 class ChangeReader:

@@ -34,7 +34,7 @@ from kclrun.cli.tables import most_on_terminal
 from kclrun.cli.times import GivenTime, TimeType, time_option
 from kclrun.config.changes import refuse_changes
 from kclrun.config.outputs import output_places
-from kclrun.config.schema import stream_name
+from kclrun.config.schema import is_named, stream_name, why_not_named
 from kclrun.config.units import StartPosition
 from kclrun.errors import SettingsError, TableRefused
 from kclrun.leases.positions import (
@@ -266,11 +266,12 @@ def _chosen(
         return tuple(sorted({stream_of(key) for key in keys}))
     known = {key: stream.settings.name for key, stream in opened.items()}
     for name in named:
-        if not any(name in (each, stream_name(each)) for each in known.values()):
-            listed = ", ".join(map(stream_name, known.values()))
-            raise SettingsError(f"--stream: {name} is not a stream of this application: {listed}")
+        if not any(is_named(stream, name) for stream in known.values()):
+            raise SettingsError(f"--stream: {why_not_named(list(known.values()), name)}")
     return tuple(
-        key for key, each in known.items() if not named or {each, stream_name(each)} & set(named)
+        key
+        for key, stream in known.items()
+        if not named or any(is_named(stream, name) for name in named)
     )
 
 

@@ -187,7 +187,7 @@ def _listed(aws: Aws) -> tuple[dict[str, Shard], str]:
     try:
         return {
             shard.shard_id: shard
-            for key, stream in open_streams(aws, on_missing=lambda *_: None).items()
+            for key, stream in open_streams(aws).items()
             for shard in qualified_shards(key, stream.admin.list_shards())
         }, ""
     except ServiceError as error:
