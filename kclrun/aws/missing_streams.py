@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from kclrun.aws.changes.stream import change_streams
 from kclrun.aws.kinesis import stream_names
 from kclrun.aws.wire import WireClient
 from kclrun.config.schema import stream_name
 from kclrun.errors import NotFound, ServiceError
 from kclrun.model.names import nearest
-from kclrun.model.stream import is_change_stream, is_loopback
+from kclrun.model.stream import arn_difference, is_change_stream, is_loopback
 from kclrun.model.wire import WireEndpoint
 
 # Operations on the stream. A NotFound of another operation, on the lease table, gets no advice.
@@ -34,10 +35,22 @@ def advised(
     return NotFound("\n".join(lines), code=error.code)
 
 
+def _near_changes(arn: str, client: Callable[[], WireClient]) -> Iterator[str]:
+    """What the account has that is nearly the stream of a table that was not found."""
+    try:
+        there = change_streams(client())
+    except ServiceError:  # usual, because none of our policies grants it
+        return
+    for found in there:
+        if difference := arn_difference(found, arn, "is there"):
+            yield f"It is {difference}: {found}"
+
+
 def _advice(
     streams: Sequence[str], kinesis: WireEndpoint, client: Callable[[], WireClient]
 ) -> Iterator[str]:
     if is_change_stream(streams[0]):
+        yield from _near_changes(streams[0], client)
         yield "A stream that is disabled and enabled again has another ARN, which the table names:"
         yield "  aws dynamodb describe-table --query Table.LatestStreamArn --table-name TABLE"
         return

@@ -136,10 +136,13 @@ GET_CHANGES: Final = Operation(
     grants=(Grant.READ_CHANGES,),
     actions=("dynamodb:GetRecords",),
 )
-# None of our policies grants these two. Streams are created on an emulator only. Stream names are
+# None of our policies grants these three. Streams are created on an emulator only. Streams are
 # listed only if the caller happens to have the permission.
 CREATE_STREAM: Final = Operation("kinesis", "CreateStream", is_write=True, grants=())
 LIST_STREAMS: Final = Operation("kinesis", "ListStreams", grants=())
+LIST_CHANGE_STREAMS: Final = Operation(
+    "dynamodbstreams", "ListStreams", grants=(), actions=("dynamodb:ListStreams",)
+)
 
 # The index is added after a look at the table. Its operator may have another role than the fleet.
 DESCRIBE_TABLE: Final = Operation(

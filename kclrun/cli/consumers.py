@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kclrun.aws.fan_out import consumer_of, registered, require_active, require_room
-from kclrun.cli import exit_codes
 from kclrun.cli.config_options import (
     ConfigChoice,
     ConfigGroup,
@@ -23,6 +22,7 @@ from kclrun.cli.config_options import (
     yes_option,
 )
 from kclrun.cli.messages import echo
+from kclrun.cli.one_by_one import OneByOne
 from kclrun.config.changes import refuse_changes
 from kclrun.errors import NotFound
 
@@ -47,11 +47,14 @@ def consumers() -> None:
 @json_option("One JSON array.")
 def list_consumers(config: ConfigChoice, *, as_json: bool) -> int:
     """Show every consumer of the application's streams; its own is marked."""
-    aws = _aws(config)
+    aws, others = _aws(config), OneByOne("consumers")
     reads = aws.settings.fetch.mode == "fan-out"
     plain: list[dict[str, Any]] = []
-    for summary, of_stream in _streams(aws):
-        found = of_stream.listed()
+    for summary, of_stream in _streams(aws, others):
+        listed: list[tuple[Consumer, ...]] = []
+        with others.going_on():
+            listed.append(of_stream.listed())
+        found = tuple(consumer for consumers in listed for consumer in consumers)
         own = own_consumer(aws, summary) if reads else None
         plain += [
             {
@@ -72,7 +75,7 @@ def list_consumers(config: ConfigChoice, *, as_json: bool) -> int:
             echo(f"  {each.name:<32} {each.status:<8} {each.arn}{mark}")
     if as_json:
         echo(json.dumps(plain, indent=2))
-    return exit_codes.DRAINED
+    return others.code
 
 
 @consumers.command()
@@ -84,8 +87,10 @@ def remove(name: str, config: ConfigChoice, *, yes: bool) -> int:
 
     Its subscriptions end at once. Machines that still read by it go on by polling.
     """
-    aws = _aws(config)
-    found = list(_named(aws, name))
+    aws, others = _aws(config), OneByOne("consumers")
+    found = list(_named(aws, name, others))
+    if not found and others.code:
+        return others.code
     if not found:
         raise NotFound(
             f"no stream of this application has a consumer {name}\n"
@@ -94,11 +99,12 @@ def remove(name: str, config: ConfigChoice, *, yes: bool) -> int:
     for stream, _, consumer in found:
         echo(f"Would remove consumer {consumer.name} of stream {stream}: {consumer.arn}")
     if ends_with_plan(is_confirmed=yes):
-        return exit_codes.DRAINED
+        return others.code
     for stream, of_stream, consumer in found:
-        of_stream.deregister(consumer.arn)
-        echo(f"Removed consumer {consumer.name} of stream {stream}.")
-    return exit_codes.DRAINED
+        with others.going_on():
+            of_stream.deregister(consumer.arn)
+            echo(f"Removed consumer {consumer.name} of stream {stream}.")
+    return others.code
 
 
 _TO_POLL: Final = "fetch.mode: polling"
@@ -129,17 +135,21 @@ def room_for_consumer(aws: Aws, summary: StreamSummary) -> str:
     return require_room(aws.consumers_of(summary.arn), summary, to_poll=_TO_POLL)
 
 
-def _named(aws: Aws, name: str) -> Iterator[tuple[str, StreamConsumers, Consumer]]:
-    for summary, of_stream in _streams(aws):
-        consumer = of_stream.find(name)
+def _named(
+    aws: Aws, name: str, others: OneByOne
+) -> Iterator[tuple[str, StreamConsumers, Consumer]]:
+    for summary, of_stream in _streams(aws, others):
+        consumer: Consumer | None = None
+        with others.going_on():
+            consumer = of_stream.find(name)
         if consumer is not None:
             yield summary.name, of_stream, consumer
 
 
-def _streams(aws: Aws) -> Iterator[tuple[StreamSummary, StreamConsumers]]:
+def _streams(aws: Aws, others: OneByOne) -> Iterator[tuple[StreamSummary, StreamConsumers]]:
     from kclrun.cli.services import open_streams
 
-    for stream in open_streams(aws).values():
+    for stream in open_streams(aws, on_missing=others.missing).values():
         yield stream.summary, aws.consumers_of(stream.summary.arn)
 
 

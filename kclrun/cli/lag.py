@@ -21,6 +21,7 @@ from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
 from kclrun.cli.leases.views import IF_NARROW, ON_TERMINAL, scan_leases
 from kclrun.cli.messages import echo
+from kclrun.cli.one_by_one import OneByOne
 from kclrun.cli.tables import print_table
 from kclrun.cli.times import DURATION
 from kclrun.codec.kpl import drop_until, open_aggregates
@@ -298,13 +299,16 @@ def lag(config: ConfigChoice, *, as_json: bool, max_behind: Duration | None) -> 
     """
     from kclrun.cli.services import fleet_aws, open_streams
 
-    aws = fleet_aws(config)
-    streams = open_streams(aws)
+    aws, others = fleet_aws(config), OneByOne("lag")
+    streams = open_streams(aws, on_missing=others.missing)
     leases = {lease.key: lease for lease in scan_leases(aws)}
     remark_unread(leases.values(), streams)
-    lines = tuple(
-        line for key, stream in streams.items() for line in lag_lines(key, stream, leases.values())
-    )
+    lines: tuple[LagSummary, ...] = ()
+    for key, stream in streams.items():
+        with others.going_on():
+            lines += lag_lines(key, stream, leases.values())
+    if not lines and others.code:
+        return others.code
     retention_s = min(_retention_s(stream) for stream in streams.values())
     if as_json:
         settings = aws.settings
@@ -317,7 +321,8 @@ def lag(config: ConfigChoice, *, as_json: bool, max_behind: Duration | None) -> 
         echo(json.dumps(plain, indent=2))
     else:
         print_lag(lines, retention_s=retention_s)
-    return exit_codes.DRAINED if max_behind is None else _judged(lines, max_behind)
+    judged = exit_codes.DRAINED if max_behind is None else _judged(lines, max_behind)
+    return others.code or judged
 
 
 def remark_unread(leases: Iterable[Lease], streams: Collection[StreamKey]) -> None:

@@ -47,6 +47,7 @@ from kclrun.model.stream import (
     ONLY_STREAM,
     StreamKey,
     called,
+    is_change_stream,
     is_loopback_host,
     region_of,
     stream_key,
@@ -463,7 +464,11 @@ def advising_on_streams(aws: Aws) -> Iterator[None]:
         if not is_of_stream(error):
             raise
         named = tuple(source.name for source in aws.settings.sources)
-        raise advised(error, named, aws.kinesis, lambda: aws.kinesis_client) from None
+
+        def client() -> WireClient:
+            return aws.source_client if is_change_stream(named[0]) else aws.kinesis_client
+
+        raise advised(error, named, aws.kinesis, client) from None
 
 
 def _summary(admin: StreamAdmin) -> StreamSummary:

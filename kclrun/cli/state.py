@@ -26,7 +26,6 @@ from kclrun.cli.config_options import (
 from kclrun.cli.messages import echo
 from kclrun.cli.stored_state import StoredState, read_state, with_stores
 from kclrun.cli.times import GivenTime, TimeType, time_option
-from kclrun.cli.waiting import waiting_for
 from kclrun.errors import SettingsError
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.stream import called, shard_id_of
@@ -58,7 +57,8 @@ def show(config: ConfigChoice, *, as_json: bool) -> int:
 
     Every version is read: the stored bytes are those of the chain.
     """
-    for row, store in _leases(config):
+    found, code = _leases(config)
+    for row, store in found:
         kept, _ = read_state(row, store)
         if as_json:
             echo(escaped_in_json(msgspec.json.encode(kept).decode()))
@@ -69,7 +69,7 @@ def show(config: ConfigChoice, *, as_json: bool) -> int:
                 f"{kept.shard:<24} {kept.version:<28} {kept.keys:>9} keys {kept.timers:>7} timers"
                 f" {kept.size_bytes:>11} B in {kept.versions} versions"
             )
-    return exit_codes.DRAINED
+    return code
 
 
 @state.command()
@@ -78,18 +78,20 @@ def show(config: ConfigChoice, *, as_json: bool) -> int:
 def verify(config: ConfigChoice, *, as_json: bool) -> int:
     """Read and check every version that a lease would begin with.
 
-    Exit code 1 if one is missing or damaged, or a row names none for its checkpoint.
+    Exit code 1 if one is missing or damaged, a row names none for its checkpoint, or cannot be
+    read.
     """
-    found = [read_state(row, store)[0] for row, store in _leases(config)]
+    leases, unread = _leases(config)
+    found = [read_state(row, store)[0] for row, store in leases]
     wrong = [each for each in found if each.wrong]
     if as_json:
         for each in found:
             echo(escaped_in_json(msgspec.json.encode(each).decode()))
-        return exit_codes.UNMET if wrong else exit_codes.DRAINED
+        return exit_codes.UNMET if wrong else unread
     for each in wrong:
         echo(f"{each.shard}: {each.wrong}", err=True)
     echo(f"{len(found) - len(wrong)} of {len(found)} shards have their state")
-    return exit_codes.UNMET if wrong else exit_codes.DRAINED
+    return exit_codes.UNMET if wrong else unread
 
 
 @state.command()
@@ -106,16 +108,17 @@ def export(config: ConfigChoice, shards: tuple[str, ...], output: Path | None) -
 
     Each document has the shard, its checkpoint, the key and its values by name; bytes are base64.
     The values were made of records: protect them as you protect the records. Exit code 1 if a
-    version is missing or damaged, or a row names none for its checkpoint; the other shards are
-    written.
+    version is missing or damaged, or a row names none for its checkpoint or cannot be read; the
+    other shards are written.
 
     \b
     kclrun state export --config app.yaml | jq -r .key
     kclrun state export --config app.yaml --shard shardId-000000000003 --output state.jsonl
     """
+    leases, unread = _leases(config)
     chosen = [
         (row, store)
-        for row, store in _leases(config)
+        for row, store in leases
         if not shards or {row.key, shard_id_of(row.key), called(row.key)} & set(shards)
     ]
     if shards and not chosen:
@@ -131,7 +134,7 @@ def export(config: ConfigChoice, shards: tuple[str, ...], output: Path | None) -
                 own = {name: value for name, value in values.items() if not is_reserved(name)}
                 if own:
                     write(_line(kept, key, own))
-    return exit_codes.DRAINED if is_whole else exit_codes.UNMET
+    return unread if is_whole else exit_codes.UNMET
 
 
 @state.command()
@@ -218,10 +221,15 @@ def _line(kept: StoredState, key: str, values: Mapping[str, bytes]) -> bytes:
     return f"{escaped_in_json(encoded)}\n".encode()
 
 
-def _leases(config: ConfigChoice) -> Iterator[tuple[Lease, VersionStore]]:
+def _leases(config: ConfigChoice) -> tuple[Iterator[tuple[Lease, VersionStore]], int]:
+    """The leases, each with the store of its versions; and the exit code: 1 if rows cannot be read,
+    which are named."""
+    from kclrun.cli.leases.rows import print_failures
+    from kclrun.cli.leases.views import scan_table, unreadable_rows
     from kclrun.cli.services import Aws
 
     aws = Aws(config.load_for("state").settings)
-    with waiting_for(aws.called_table):
-        rows = [lease for page in aws.table.scan() for lease in page.leases]
-    return with_stores(aws, sorted(rows, key=lambda row: row.key))
+    scanned = scan_table(aws)
+    unread = print_failures(unreadable_rows(scanned))
+    leases = with_stores(aws, sorted(scanned.leases, key=lambda row: row.key))
+    return leases, exit_codes.UNMET if unread else exit_codes.DRAINED

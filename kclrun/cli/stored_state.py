@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kclrun.cli.one_by_one import OneByOne
 from kclrun.config.state import state_place
 from kclrun.destinations import open_versions
 from kclrun.errors import SettingsError
@@ -50,7 +51,8 @@ def with_stores(aws: Aws, rows: Iterable[Lease]) -> Iterator[tuple[Lease, Versio
         raise SettingsError(
             "this is for the state that a lease table names; on Spark the offsets of the query do"
         )
-    names = {key: stream.summary.name for key, stream in open_streams(aws).items()}
+    opened = open_streams(aws, on_missing=OneByOne("state").missing)
+    names = {key: stream.summary.name for key, stream in opened.items()}
     stores: dict[str, VersionStore] = {}
     for row in rows:
         name = names.get(stream_of(row.key))

@@ -6,6 +6,7 @@ shows it. Units are in the types: Duration is seconds, ByteSize bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -28,7 +29,7 @@ from kclrun.config.units import ByteSize, Duration
 from kclrun.errors import SettingsError
 from kclrun.model.letter import LetterPlace
 from kclrun.model.policies import Then
-from kclrun.model.stream import is_change_stream, table_of
+from kclrun.model.stream import arn_difference, is_change_stream, table_of
 
 # Ours, of a stream that kclrun makes on an emulator: the quota of an account is the service's.
 SHARDS_MAX: Final = 500
@@ -170,6 +171,22 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
 def stream_name(stream: str) -> str:
     """The name in an ARN, or the name itself; of a DynamoDB stream that of its table."""
     return table_of(stream) if is_change_stream(stream) else stream.rpartition("/")[2]
+
+
+def is_named(stream: str, named: str) -> bool:
+    """Whether `named` means this stream of the settings: by its name, its ARN, or the ARN of one
+    that the settings name."""
+    is_one = named.startswith("arn:") and not stream.startswith("arn:")
+    return named in (stream, stream_name(stream)) or (is_one and stream_name(named) == stream)
+
+
+def why_not_named(streams: Sequence[str], named: str) -> str:
+    """Why `named` means none of the streams of the settings, in words; with the difference from
+    one that is nearly the same."""
+    near = (arn_difference(stream, named) for stream in streams)
+    difference = next((f" ({words})" for words in near if words), "")
+    known = ", ".join(map(stream_name, streams))
+    return f"{named} is not a stream of this application{difference}: {known}"
 
 
 AwsService = Literal[
@@ -598,7 +615,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Raises: SettingsError for a stream that is not among ours.
         """
         for source in self.sources:
-            if named in (source.name, stream_name(source.name)):
+            if is_named(source.name, named):
                 if not self.streams:
                     return self
                 return msgspec.structs.replace(
@@ -611,4 +628,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                     start=source.start or self.start,
                     concurrency=source.concurrency,
                 )
-        raise SettingsError(f"{named} is not a stream of this application: {self.stream_names}")
+        raise SettingsError(why_not_named([source.name for source in self.sources], named))

@@ -68,8 +68,9 @@ STREAM: Final = Statuses({"ACTIVE": "", "UPDATING": ""}, {"CREATING": _MADE, "DE
 _SWITCHED_OFF: Final = (
     "the stream of the table was switched off, gets no further records, and is gone a day later"
 )
+# ENABLED is ACTIVE to those that read either kind (`ports.StreamSummary`).
 CHANGE_STREAM: Final = Statuses(
-    {"ENABLED": "", "DISABLING": _SWITCHED_OFF, "DISABLED": _SWITCHED_OFF},
+    {"ACTIVE": "", "ENABLED": "", "DISABLING": _SWITCHED_OFF, "DISABLED": _SWITCHED_OFF},
     {"ENABLING": Trouble("it is being switched on", "Wait until it is ENABLED, and try again")},
 )
 # ConsumerStatus of DescribeStreamConsumer.

@@ -105,21 +105,51 @@ def region_of(stream: str) -> str | None:
     return parts[3] or None if len(parts) > 5 and parts[0] == "arn" else None
 
 
-def arn_difference(own: str, other: str) -> str:
+def arn_difference(own: str, other: str, there: str = "is read") -> str:
     """How the ARN of a stream differs from one that is nearly the same, in words; empty for one
-    that only has its form in common."""
-    ours, theirs = own.split(":", 5), other.split(":", 5)
-    name, its_name = (parts[-1].removeprefix("stream/") for parts in (ours, theirs))
-    if len(theirs) != len(ours) or name.casefold() != its_name.casefold():
+    that only has its form in common. `there` is what is so of `own`."""
+    ours, theirs = _Named.parse(own), _Named.parse(other)
+    if ours is None or theirs is None or ours.name.casefold() != theirs.name.casefold():
         return ""
-    if name != its_name:
-        return f"{its_name} is written otherwise than {name}, which is read"
-    # Partition, service, region, account.
-    for at, what in ((1, "partition"), (3, "region"), (4, "account")):
-        if ours[at] != theirs[at]:
-            its, own_one = theirs[at] or "(none)", ours[at]
-            return f"{name} of {what} {its}; the one of {what} {own_one} is read"
+    name = ours.name
+    if name != theirs.name:
+        return f"{theirs.name} is written otherwise than {name}, which {there}"
+    if (ours.began is None) != (theirs.began is None):
+        kinds = ("the stream of Kinesis", "the stream of the table")
+        its, own_one = (kinds[one.began is not None] for one in (theirs, ours))
+        return f"{its} {name}; {own_one} {name} {there}"
+    for what in ("partition", "region", "account"):
+        its_place, own_place = getattr(theirs, what) or "(none)", getattr(ours, what)
+        if its_place != own_place:
+            return f"{name} of {what} {its_place}; the one of {what} {own_place} {there}"
+    if ours.began is not None and theirs.began is not None and ours.began != theirs.began:
+        age = "an earlier" if theirs.began < ours.began else "a later"
+        return (
+            f"{age} stream of the table {name}, of {theirs.began}; the one of {ours.began} {there}"
+        )
     return ""
+
+
+class _Named(msgspec.Struct, frozen=True):
+    """The parts of a stream's ARN. `began` is the label of a table's stream, and None for Kinesis;
+    a label is a time, and its order that of time."""
+
+    partition: str
+    region: str
+    account: str
+    name: str
+    began: str | None
+
+    @classmethod
+    def parse(cls, arn: str) -> _Named | None:
+        parts = arn.split(":", 5)
+        if len(parts) != 6:
+            return None
+        _, partition, _, region, account, resource = parts
+        if not resource.startswith("table/"):
+            return cls(partition, region, account, resource.removeprefix("stream/"), None)
+        name, _, label = resource.removeprefix("table/").partition("/stream/")
+        return cls(partition, region, account, name, label)
 
 
 def table_of(arn: str) -> str:

@@ -19,7 +19,12 @@ from kclrun.aws.kinesis import (
     SequenceNumberRange,
     WireStreamAdmin,
 )
-from kclrun.aws.operations import DESCRIBE_STREAM, GET_CHANGE_ITERATOR, GET_CHANGES
+from kclrun.aws.operations import (
+    DESCRIBE_STREAM,
+    GET_CHANGE_ITERATOR,
+    GET_CHANGES,
+    LIST_CHANGE_STREAMS,
+)
 from kclrun.aws.wire import Caller, WireClient, call_json, garbled
 from kclrun.codec.change_events import decode_changes
 from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Throttled
@@ -40,6 +45,8 @@ _SINCE: Final = "since:"
 _PAGE_PAUSE_S: Final = 0.1
 # How often the pages of one listing may be throttled, and the pause before each repetition.
 _RETRIES: Final = Retries(attempts_max=4, base_s=0.5, max_s=0.5, passing=(Throttled,))
+# As a stream of Kinesis says it. The others have no counterpart there.
+_STATUS: Final = {"ENABLED": "ACTIVE"}
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -61,7 +68,16 @@ class _Described(msgspec.Struct, rename="pascal"):
     stream_description: _Description
 
 
+class _Listed(msgspec.Struct, rename="pascal"):
+    stream_arn: str
+
+
+class _Listing(msgspec.Struct, rename="pascal"):
+    streams: list[_Listed]
+
+
 _DESCRIBED_DECODER: Final = msgspec.json.Decoder(_Described)
+_LISTED_DECODER: Final = msgspec.json.Decoder(_Listing)
 
 
 def signing_service(stream: str) -> str:
@@ -86,6 +102,13 @@ def admin_of(client: WireClient, stream: str) -> StreamAdmin:
     if is_change_stream(stream):
         return ChangeStreamAdmin(client, stream)
     return WireStreamAdmin(client, stream)
+
+
+def change_streams(client: Caller) -> tuple[str, ...]:
+    """The ARNs of the first page of the account's streams of tables. Raises: a ServiceError,
+    usually AccessDenied, because none of our policies grants the call."""
+    found = call_json(client, LIST_CHANGE_STREAMS, {}, _LISTED_DECODER)
+    return tuple(stream.stream_arn for stream in found.streams)
 
 
 class ChangeReader:
@@ -201,7 +224,7 @@ class ChangeStreamAdmin:
         return StreamSummary(
             name=table_of(self._stream),
             arn=first.stream_arn,
-            status=first.stream_status,
+            status=_STATUS.get(first.stream_status, first.stream_status),
             retention_hours=CHANGES_RETENTION_HOURS,
             open_shards=len(counted),
             created_at=WallTime(first.creation_request_date_time),

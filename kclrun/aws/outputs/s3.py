@@ -27,6 +27,7 @@ from kclrun.model.wire import WireCredentials
 
 # The smallest part that S3 takes. An upload has at most 10,000: 48 GiB.
 PART_BYTES: Final = PART_BYTES_MIN
+_REMOVED_MAX: Final = DELETED_OBJECTS_MAX
 # Readers of folders of objects (Athena, Spark, Hive) skip names that begin with an underscore.
 _OURS: Final = "_kclrun"
 ABSENT: Final = frozenset({"404", "NoSuchKey", "NotFound"})
@@ -130,8 +131,8 @@ class Bucket:
         """Delete objects; one that is gone already is not an error. Raises: a ServiceError leaf,
         also if S3 refuses some of them: it answers 200 then."""
         operation = operations.DELETE_OBJECTS
-        for at in range(0, len(keys), DELETED_OBJECTS_MAX):
-            named = [{"Key": key} for key in keys[at : at + DELETED_OBJECTS_MAX]]
+        for at in range(0, len(keys), _REMOVED_MAX):
+            named = [{"Key": key} for key in keys[at : at + _REMOVED_MAX]]
             with doing(operation, f"remove {what}"):
                 answer = self.client().delete_objects(
                     Bucket=self.bucket, Delete={"Objects": named, "Quiet": True}

@@ -27,7 +27,7 @@ from kclrun.cli.leases.rows import RowOutcome, aws_of, lease_of, print_failures,
 from kclrun.cli.messages import echo
 from kclrun.cli.tables import most_on_terminal
 from kclrun.cli.times import DURATION
-from kclrun.config.schema import stream_name
+from kclrun.config.schema import is_named, stream_name, why_not_named
 from kclrun.config.units import Duration
 from kclrun.leases.operating import Change, Plan, Reach, plan_going_on, plan_pause
 from kclrun.model.lease import Lease, LeaseKey, Scope
@@ -136,7 +136,10 @@ def reach_of(aws: Aws, shards: Sequence[str], stream: str | None, *, is_all: boo
 
 def _stream_named(aws: Aws, name: str) -> StreamKey:
     """By the rows, whose keys name their streams; an application of one stream has bare keys."""
-    name = stream_name(name)  # also of an ARN
+    ours = [source.name for source in aws.settings.sources]
+    if name.startswith("arn:") and not any(is_named(stream, name) for stream in ours):
+        raise click.UsageError(f"--stream: {why_not_named(ours, name)}")
+    name = stream_name(name)
     if not aws.settings.streams:
         if name != aws.settings.stream_names:
             raise click.UsageError(f"--stream: the stream is {aws.settings.stream_names}.")

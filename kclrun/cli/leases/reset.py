@@ -34,7 +34,7 @@ from kclrun.cli.tables import most_on_terminal
 from kclrun.cli.times import GivenTime, TimeType, time_option
 from kclrun.config.changes import refuse_changes
 from kclrun.config.outputs import output_places
-from kclrun.config.schema import stream_name
+from kclrun.config.schema import is_named, stream_name, why_not_named
 from kclrun.config.units import StartPosition
 from kclrun.errors import SettingsError, TableRefused
 from kclrun.leases.positions import (
@@ -213,7 +213,8 @@ def _reset(aws: Aws, asked: _ResetOptions, *, is_confirmed: bool) -> int:
     opened = open_streams(aws)
     keys = frozenset(lease_of(aws, shard).key for shard in asked.shards)
     chosen = _chosen(opened, asked.streams, keys)
-    rows = rows_to_change(aws)
+    # A shard alone goes to its position whatever the rows of the others are.
+    rows = views.scan_leases(aws) if asked.shards else rows_to_change(aws)
     refuse_other_kind(aws, {key: stream.summary.created_at for key, stream in opened.items()})
     refuse_owners(rows)
     if is_confirmed:
@@ -265,23 +266,27 @@ def _chosen(
         return tuple(sorted({stream_of(key) for key in keys}))
     known = {key: stream.settings.name for key, stream in opened.items()}
     for name in named:
-        if not any(name in (each, stream_name(each)) for each in known.values()):
-            listed = ", ".join(map(stream_name, known.values()))
-            raise SettingsError(f"--stream: {name} is not a stream of this application: {listed}")
+        if not any(is_named(stream, name) for stream in known.values()):
+            raise SettingsError(f"--stream: {why_not_named(list(known.values()), name)}")
     return tuple(
-        key for key, each in known.items() if not named or {each, stream_name(each)} & set(named)
+        key
+        for key, stream in known.items()
+        if not named or any(is_named(stream, name) for name in named)
     )
 
 
 def rows_to_change(aws: Aws) -> tuple[Lease, ...]:
-    """The rows of the table. Raises: TableRefused for one that cannot be read; NotFound without a
-    table."""
+    """The rows of the table, all of which are to be changed together.
+
+    Raises: TableRefused with each one that cannot be read; NotFound without a table.
+    """
     scanned = views.scan_table(aws)
     if scanned.broken:
-        raise TableRefused(
-            f"row {scanned.broken[0]} cannot be read as a lease: repair or delete it"
-            " first, see  kclrun doctor"
+        named = "\n".join(
+            f"row {key} cannot be read as a lease: {scanned.reasons.get(key, 'no reason')}"
+            for key in sorted(scanned.broken)[: most_on_terminal(_ROWS_SHOWN_MAX)]
         )
+        raise TableRefused(f"{named}\nRepair or delete them first, see  kclrun doctor")
     return scanned.leases
 
 

@@ -15,6 +15,7 @@ import msgspec
 from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.tables import NOTE, print_table
 from kclrun.cli.waiting import waiting_for
+from kclrun.errors import TableRefused
 from kclrun.leases.summaries import (
     LeaseSummary,
     host_of,
@@ -65,11 +66,27 @@ def scan_table(aws: Aws) -> ScanPage:
     """
     leases: list[Lease] = []
     broken: list[str] = []
+    reasons: dict[str, str] = {}
     with naming_table(aws.settings.table), waiting_for(aws.called_table):
         for page in aws.table.scan():
             leases.extend(page.leases)
             broken.extend(page.broken)
-    return ScanPage(tuple(leases), tuple(broken))
+            reasons |= page.reasons
+    return ScanPage(tuple(leases), tuple(broken), reasons=reasons)
+
+
+def unreadable_rows(scanned: ScanPage) -> list[tuple[LeaseKey, TableRefused]]:
+    """The rows that cannot be read, each as the outcome of what was to be done with it."""
+    return [
+        (
+            LeaseKey(key),
+            TableRefused(
+                f"this row cannot be read as a lease ({scanned.reasons.get(key, 'no reason')});"
+                " repair or delete it, see  kclrun doctor"
+            ),
+        )
+        for key in sorted(scanned.broken)
+    ]
 
 
 def scan_leases(aws: Aws) -> tuple[Lease, ...]:

@@ -2,14 +2,15 @@
 
 It shows the plan, and with `--yes` writes it. Missing rows are put. Rows with an older position are
 taken, moved and released, as an owner does, under the conditions of the protocol [P2]. It writes
-nothing while an owner renews a lease. A position never goes back. A second run changes nothing.
+nothing while an owner renews a lease. A position never goes back. A second run changes nothing. A
+row that cannot be read, or whose write fails, is named, and does not stop the others.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,23 +18,23 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ends_with_plan
-from kclrun.cli.leases.views import failover_of
+from kclrun.cli.leases.rows import RowOutcome, print_failures, write_rows
+from kclrun.cli.leases.views import failover_of, unreadable_rows
 from kclrun.cli.messages import echo
 from kclrun.cli.services import Aws
 from kclrun.cli.startup import open_world, patiently
 from kclrun.config.schema import stream_name
 from kclrun.config.state import STATE_FOLDER, state_place
 from kclrun.destinations import open_versions
-from kclrun.errors import NotFound, OffsetRefused, SettingsError, TableRefused
+from kclrun.errors import NotFound, OffsetRefused, SettingsError, TableRefused, Unavailable
 from kclrun.leases.summaries import shortened
 from kclrun.model.lease import OFFERED, Lease, LeaseKey, Owner, OwnerId
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import ShardGraph
 from kclrun.model.time import Instant
-from kclrun.ports import LeaseTable, StreamSummary, VersionStore
+from kclrun.ports import LeaseTable, ScanPage, StreamSummary, VersionStore
 from kclrun.protocol import writes
 from kclrun.spark import export
 from kclrun.spark.keyed.names import ANY_RUN, Family, QueryPlace
@@ -71,22 +72,26 @@ def import_leases(settings: Settings, place: str, *, is_confirmed: bool) -> int:
     batch = export.read_committed(folder)
     summary = _patient(aws, aws.stream.summary)
     offset = _offset(batch, summary)
-    rows = _rows(aws)
+    scanned = _rows(aws)
+    rows: Rows | None = None
+    if scanned is not None:
+        rows = {lease.key: lease for lease in scanned.leases}
+    unreadable = [] if scanned is None else unreadable_rows(scanned)
     _refuse_live_owners(aws, rows)
     graph = ShardGraph(_patient(aws, aws.stream.list_shards))
-    steps = _plan(aws, offset, rows, graph)
+    steps = _left_alone(_plan(aws, offset, rows, graph), unreadable)
     state = _state(aws, folder, offset, graph, export.lineage_of_stream(batch, summary.arn))
     _show(steps, batch, aws, is_new=rows is None)
     if state is not None:
         echo("The state at these positions is copied to state.store.")
     has_changes = not all(isinstance(step, export.Keep) for step in steps)
     if ends_with_plan(is_confirmed=is_confirmed, has_changes=has_changes):
-        return exit_codes.DRAINED
+        return print_failures(unreadable)
     if export.read_committed(folder) != batch:
         raise OffsetRefused(
             f"{place} has gone on meanwhile: stop the query first, then repeat this"
         )
-    return _write(open_world(settings).table, settings, steps, state)
+    return _write(open_world(settings).table, settings, steps, state, unreadable)
 
 
 def _offset(batch: export.CommittedBatch, summary: StreamSummary) -> Offset:
@@ -99,25 +104,36 @@ def _offset(batch: export.CommittedBatch, summary: StreamSummary) -> Offset:
     return offset
 
 
-def _rows(aws: Aws) -> Rows | None:
-    """The table's rows by shard id; None if the table does not exist yet."""
-    rows: dict[str, Lease] = {}
+def _rows(aws: Aws) -> ScanPage | None:
+    """The table's rows, as one page; None if the table does not exist yet.
+
+    Raises: TableRefused for a table of several streams.
+    """
+    leases: list[Lease] = []
+    reasons: dict[str, str] = {}
     try:
         for page in _patient(aws, lambda: list(aws.table.scan())):
-            rows |= {lease.key: lease for lease in page.leases}
-            if any(":" in lease.key for lease in page.leases):
-                raise TableRefused(
-                    f"table {aws.settings.table} is of several streams: positions of a query are"
-                    " written to tables of one"
-                )
-            if page.broken:
-                raise TableRefused(
-                    f"table {aws.settings.table}: row {page.broken[0]} cannot be read as"
-                    " a lease; repair or delete it first"
-                )
+            leases += page.leases
+            reasons |= {key: page.reasons.get(key, "") for key in page.broken}
     except NotFound:
         return None
-    return rows
+    if any(":" in lease.key for lease in leases):
+        raise TableRefused(
+            f"table {aws.settings.table} is of several streams: positions of a query are written"
+            " to tables of one"
+        )
+    return ScanPage(tuple(leases), tuple(reasons), reasons=reasons)
+
+
+def _left_alone(
+    steps: Sequence[export.Step], unreadable: Iterable[tuple[LeaseKey, TableRefused]]
+) -> tuple[export.Step, ...]:
+    """The steps, without a write of a row that cannot be read."""
+    why = {str(key) for key, _ in unreadable}
+    return tuple(
+        export.Keep(step.shard_id, None, "its row cannot be read") if step.shard_id in why else step
+        for step in steps
+    )
 
 
 def _refuse_live_owners(aws: Aws, rows: Rows | None) -> None:
@@ -131,8 +147,8 @@ def _refuse_live_owners(aws: Aws, rows: Rows | None) -> None:
     failover_s = failover_of(aws, owned)
     echo(f"{len(owned)} leases have owners: watching for {failover_s:g} s …", err=True)
     time.sleep(failover_s)
-    later = _rows(aws) or {}
-    counters = {key: row.counter for key, row in later.items() if _has_owner(row)}
+    later = _rows(aws)
+    counters = {row.key: row.counter for row in (later.leases if later else ()) if _has_owner(row)}
     alive = sorted({str(row.owner) for row in owned if counters.get(row.key) != row.counter})
     if alive:
         raise TableRefused(
@@ -286,19 +302,47 @@ def _because(note: str) -> str:
 
 
 def _write(
-    table: LeaseTable, settings: Settings, steps: Sequence[export.Step], state: _State | None
+    table: LeaseTable,
+    settings: Settings,
+    steps: Sequence[export.Step],
+    state: _State | None,
+    failed: Sequence[tuple[LeaseKey, RowOutcome]],
 ) -> int:
+    """Make the writes, and name each row that was not written, with `failed`; the exit code."""
     me = Owner(settings.leases.group, "import", os.urandom(8).hex()).id
-    written = 0
-    for step in steps:
-        if isinstance(step, export.Keep):
-            continue
+
+    unwritten: set[str] = set()
+
+    def write(step: export.Create | export.Move) -> RowOutcome:
+        # A parent that ended before its children have rows would let them begin anew.
+        if behind := sorted(_children_of(step) & unwritten):
+            unwritten.add(step.shard_id)
+            return Unavailable(f"not written, because its child {behind[0]} was not")
+        unwritten.add(step.shard_id)
         outcome = _perform(table, settings, me, step if state is None else state.with_version(step))
-        if not isinstance(outcome, writes.Applied):
-            return _stopped(step, outcome, written)
-        written += 1
-    echo(f"{written} rows written to {settings.table}.")
-    return exit_codes.DRAINED
+        if isinstance(outcome, writes.Applied):
+            unwritten.discard(step.shard_id)
+        return outcome
+
+    # Children before their parents, one after the other.
+    due = [step for step in steps if not isinstance(step, export.Keep)]
+    outcomes = write_rows(due, write, at_once=1)
+    failures = [
+        (LeaseKey(step.shard_id), outcome)
+        for step, outcome in outcomes
+        if not isinstance(outcome, writes.Applied)
+    ]
+    echo(f"{len(due) - len(failures)} rows written to {settings.table}.")
+    code = print_failures([*failed, *failures])
+    if failures:
+        echo(
+            "Stop all managers, and repeat this: what is written stays, the rest follows", err=True
+        )
+    return code
+
+
+def _children_of(step: export.Create | export.Move) -> frozenset[str]:
+    return frozenset(step.lease.children if isinstance(step, export.Create) else step.children)
 
 
 def _perform(
@@ -336,23 +380,4 @@ def _take(row: Lease, settings: Settings, me: OwnerId) -> writes.Take:
         row.failover_s or float(settings.leases.failover),
         row.start or start,
         stream_created_at=row.stream_created_at,
-    )
-
-
-def _stopped(step: export.Create | export.Move, outcome: writes.Outcome, written: int) -> int:
-    key = LeaseKey(step.lease.key if isinstance(step, export.Create) else step.row.key)
-    what = (
-        "its row has changed meanwhile: is a manager running?"
-        if isinstance(outcome, writes.ConditionFailed)
-        else getattr(outcome, "message", type(outcome).__name__)
-    )
-    echo(
-        f"{key}: {what}\n{written} rows were written before. Stop all managers, and repeat this:"
-        " what is written stays, the rest follows",
-        err=True,
-    )
-    return (
-        exit_codes.CUT_SHORT
-        if isinstance(outcome, writes.ConditionFailed)
-        else exit_codes.UNAVAILABLE
     )

@@ -6,8 +6,10 @@ import click
 import msgspec
 import pytest
 
-from kclrun.aws.operations import LIST_STREAMS
+from kclrun.aws.operations import LIST_CHANGE_STREAMS, LIST_STREAMS
 from kclrun.cli.config_options import ConfigChoice, StreamChoice
+from kclrun.cli.leases.pause import _stream_named
+from kclrun.cli.leases.reset import _chosen
 from kclrun.cli.leases.rows import lease_of
 from kclrun.cli.services import (
     OpenStream,
@@ -17,7 +19,7 @@ from kclrun.cli.services import (
     why_other_kind,
 )
 from kclrun.config.load import settings_of
-from kclrun.errors import AccessDenied, NotFound, TableRefused
+from kclrun.errors import AccessDenied, NotFound, SettingsError, TableRefused
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
@@ -299,3 +301,101 @@ def test_the_live_table_shows_the_stream_before_the_shards_number():
     leases = (msgspec.structs.replace(SAMPLE.leases[0], shard=f"{ORDERS}:shardId-000000000003"),)
 
     assert "orders:3 " in drawn(msgspec.structs.replace(SAMPLE, leases=leases), 120)
+
+
+# Near misses of an ARN: of a stream of Kinesis, and of a table's stream
+
+
+OF_KINESIS = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
+OF_TABLE = "arn:aws:dynamodb:eu-west-1:123456789012:table/orders/stream/2026-03-01T10:00:00.000"
+NEAR = {
+    "another region": ("eu-west-1", "us-east-1", "orders of region us-east-1"),
+    "another account": ("123456789012", "999999999999", "orders of account 999999999999"),
+    "capitals": ("orders", "Orders", "Orders is written otherwise than orders"),
+    "another stream": ("orders", "audits", None),
+    "an older stream of the table": ("2026-03", "2025-03", "an earlier stream of the table orders"),
+}
+CASES = [
+    (arn, near)
+    for arn in (OF_KINESIS, OF_TABLE)
+    for near, (part, *_) in NEAR.items()
+    if part in arn
+]
+
+
+@pytest.mark.parametrize(("arn", "near"), CASES)
+def test_a_stream_that_an_option_nearly_names_is_refused_with_the_difference(arn, near):
+    """`replay --stream`, `state rebuild --stream`, `reset --stream`, `pause --stream`."""
+    part, other, words = NEAR[near]
+    settings = settings_of(
+        f"application: shop\nprocessor: m:C\nstream: '{arn}'\n", environment={}, now=1e9
+    )
+    named = arn.replace(part, other)
+    opened = {ONLY_STREAM: types.SimpleNamespace(settings=settings.sources[0])}
+
+    calls = {
+        "settings": lambda: settings.of_stream(named),
+        "reset": lambda: _chosen(opened, [named], ()),
+        "pause": lambda: _stream_named(types.SimpleNamespace(settings=settings), named),
+    }
+    for verb, call in calls.items():
+        with pytest.raises((SettingsError, click.UsageError)) as refused:
+            call()
+        said = str(getattr(refused.value, "message", refused.value))
+        assert f"{named} is not a stream of this application" in said, verb
+        assert (f"({words}" in said) if words else ("(" not in said), verb
+
+    assert settings.of_stream(arn) is settings
+    assert settings.of_stream("orders") is settings
+    assert _chosen(opened, [arn], ()) == (ONLY_STREAM,)
+    assert _stream_named(types.SimpleNamespace(settings=settings), arn) == ONLY_STREAM
+
+
+class Tables:
+    """A client that knows the streams of tables, or may not tell them."""
+
+    def __init__(self, arns):
+        self._arns = arns
+
+    def call(self, operation, _body):
+        assert operation == LIST_CHANGE_STREAMS
+        if self._arns is None:
+            raise AccessDenied("no")
+        streams = [{"StreamArn": arn} for arn in self._arns]
+        return types.SimpleNamespace(body=msgspec.json.encode({"Streams": streams}))
+
+
+def advice_on_tables(arns):
+    site = types.SimpleNamespace(
+        settings=settings_of(
+            f"application: shop\nprocessor: m:C\nstream: '{OF_TABLE}'\n", environment={}, now=1e9
+        ),
+        kinesis=WireEndpoint(IN_AWS, "eu-west-1", "eu-west-1"),
+        source_client=Tables(arns),
+    )
+    with pytest.raises(NotFound) as caught, advising_on_streams(site):
+        raise NotFound("not there", operation="DescribeStream")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("near", NEAR)
+def test_a_missing_stream_of_a_table_is_answered_with_what_is_nearly_there(near):
+    part, other, words = NEAR[near]
+    there = OF_TABLE.replace(part, other)
+    difference = {
+        "another region": "orders of region eu-west-1; the one of region us-east-1 is there",
+        "another account": "orders of account 123456789012; the one of account 999999999999",
+        "capitals": "orders is written otherwise than Orders, which is there",
+        "an older stream of the table": "a later stream of the table orders, of 2026-03-01",
+    }.get(near)
+
+    said = advice_on_tables([there])
+
+    assert (difference is None) == (words is None)
+    if difference is None:
+        assert there not in said
+    else:
+        assert f"It is {difference}" in said
+        assert said.count(there) == 1
+    assert "describe-table --query Table.LatestStreamArn" in said
+    assert there not in advice_on_tables(None)

@@ -95,3 +95,30 @@ def test_an_arn_that_is_nearly_the_same_is_named_with_its_difference(part, other
     found = arn_difference(HERE, HERE.replace(part, other))
 
     assert found.startswith(words) if words else found == ""
+
+
+LABEL = "2026-03-01T10:00:00.000"
+OF_TABLE = f"arn:aws:dynamodb:eu-west-1:123456789012:table/orders/stream/{LABEL}"
+
+
+@pytest.mark.parametrize(
+    ("part", "other", "words"),
+    [
+        ("eu-west-1", "us-east-1", "orders of region us-east-1; the one of region eu-west-1 is"),
+        ("123456789012", "999999999999", "orders of account 999999999999; the one of account 1234"),
+        ("arn:aws:", "arn:aws-cn:", "orders of partition aws-cn; the one of partition aws is"),
+        ("table/orders", "table/Orders", "Orders is written otherwise than orders, which is read"),
+        ("table/orders", "table/audits", None),
+        ("2026-03", "2025-12", "an earlier stream of the table orders, of 2025-12-01T10:00:00.000"),
+        ("2026-03", "2026-04", "a later stream of the table orders, of 2026-04-01T10:00:00.000"),
+        (OF_TABLE, HERE, "the stream of Kinesis orders; the stream of the table orders is read"),
+        (OF_TABLE, "orders", None),
+        ("orders", "orders", None),
+    ],
+)
+def test_the_stream_of_a_table_that_is_nearly_the_same_is_named_with_its_difference(
+    part, other, words
+):
+    found = arn_difference(OF_TABLE, OF_TABLE.replace(part, other))
+
+    assert found.startswith(words) if words else found == ""
