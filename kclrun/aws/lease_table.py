@@ -124,7 +124,8 @@ def _rows(client: WireClient, table: str, keys: Sequence[str]) -> tuple[Lease, .
     }
     reply = call_json(client, operations.BATCH_GET_ITEM, request, _DECODER)
     # A broken row cannot be taken. The scan reports it.
-    return decode_page(reply.responses.get(table, ())).leases
+    # One table was asked for. It is named as in the request, or otherwise where that is an ARN.
+    return decode_page([row for rows in reply.responses.values() for row in rows]).leases
 
 
 # A page holds up to 1 MB, some 2,000 rows of 500 bytes. So the limit is ten million leases, a
@@ -332,9 +333,9 @@ class DynamoCoordinatorState:
     Threads may share it.
     """
 
-    def __init__(self, client: WireClient, application: str) -> None:
+    def __init__(self, client: WireClient, application: str, leases: str) -> None:
         self._client = client
-        self._table = coordinator_table(application)
+        self._table = coordinator_table(application, leases)
 
     def mode(self) -> str | None:
         """The mode in its item, by consistent read; None without the item or the table.

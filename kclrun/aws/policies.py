@@ -19,6 +19,7 @@ from kclrun.config.schema import Settings, StartAtLeases
 from kclrun.config.state import state_place
 from kclrun.model.lease import coordinator_table, replay_tables
 from kclrun.model.stream import ONLY_STREAM, is_change_stream
+from kclrun.model.table import is_table_arn
 
 Policy = dict[str, Any]
 _Statement = dict[str, Any]
@@ -45,9 +46,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     def table(self, name: str) -> str:
         """The ARN of a table of this account, or the table's own, if it is named by that."""
-        if name.startswith("arn:"):
-            return name
-        return self._arn("dynamodb", f"table/{name}")
+        return name if is_table_arn(name) else self._arn("dynamodb", f"table/{name}")
 
     def index(self, table: str, name: str) -> str:
         """The ARN of an index of a table."""
@@ -194,7 +193,8 @@ def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
     yield from _reads(settings, site)
     yield _allow(Grant.LEASES, table)
     yield _allow(Grant.OFFERS, [site.index(settings.table, OWNER_INDEX)])
-    yield _allow(Grant.KCL3, [site.table(coordinator_table(kcl_application(settings)))])
+    coordinator = coordinator_table(kcl_application(settings), settings.table)
+    yield _allow(Grant.KCL3, [site.table(coordinator)])
     if settings.leases.create:
         yield _allow(Grant.CREATE, table)
     cloudwatch = settings.observe.cloudwatch

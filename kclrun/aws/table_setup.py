@@ -336,7 +336,7 @@ def refuse_kcl3(client: Client, name: str, application: str) -> None:
     version = _client_version(client, name, "leaseKey")
     if version is None:
         try:
-            version = _client_version(client, coordinator_table(application), "key")
+            version = _client_version(client, coordinator_table(application, name), "key")
         except (errors.AccessDenied, errors.NotFound):
             return
     if version is not None and is_native(version):

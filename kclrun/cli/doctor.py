@@ -49,6 +49,7 @@ from kclrun.leases.doctor.findings import (
 from kclrun.leases.shard_sync import Listing
 from kclrun.model.lease import KCL3_MODE_KEY, Lease, Owner
 from kclrun.model.stream import StreamKey, called, qualified_shards
+from kclrun.model.table import table_name_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.ports import LeaseTable
 from kclrun.protocol import writes
@@ -276,7 +277,7 @@ def _keys(keys: Sequence[str]) -> str:
 # DynamoDB's JSON, so that `aws dynamodb put-item --item` restores it.
 def backup_name(table: str, at: WallTime) -> str:
     """The table's name and the time in seconds: `orders-20260301T060000Z.jsonl`."""
-    return f"{table}-{datetime.fromtimestamp(at, UTC):%Y%m%dT%H%M%SZ}.jsonl"
+    return f"{table_name_of(table)}-{datetime.fromtimestamp(at, UTC):%Y%m%dT%H%M%SZ}.jsonl"
 
 
 def write_backup(place: Path, items: Sequence[Item]) -> None:

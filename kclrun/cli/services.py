@@ -35,6 +35,7 @@ from kclrun.config.outputs import output_places
 from kclrun.config.rules import refuse_embedded
 from kclrun.config.schema import Settings, StreamSettings, stream_name
 from kclrun.config.state import state_place
+from kclrun.config.tables import named_tables
 from kclrun.destinations import open_letters, open_output, open_versions
 from kclrun.leases.auditing import why_another_stream
 from kclrun.leases.stream_rows import key_in_table, near_misses
@@ -54,6 +55,7 @@ from kclrun.model.stream import (
     stream_name_of,
     stream_of,
 )
+from kclrun.model.table import of_another_region
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireEndpoint
 from kclrun.observe.emf import EmfOutlet
@@ -133,8 +135,8 @@ def refusing_address(url: str) -> str | None:
     return None
 
 
-def _refuse_other_region(settings: Settings, region: str) -> None:
-    """A request to another region finds no stream of this ARN. Raises: SettingsError."""
+def _refuse_other_region(settings: Settings, region: str, of_tables: str) -> None:
+    """A request to another region finds no stream or table of this ARN. Raises: SettingsError."""
     for source in settings.sources:
         named = region_of(source.name)
         if named is not None and named != region:
@@ -142,6 +144,9 @@ def _refuse_other_region(settings: Settings, region: str) -> None:
                 f"stream: {source.name} is in {named}, and the region of the application is"
                 f" {region}\nSet aws.region: {named}, where the lease table is then, too"
             )
+    for path, table in named_tables(settings):
+        if (wrong := of_another_region(table, of_tables)) is not None:
+            raise errors.SettingsError(f"{'.'.join(map(str, path))}: {table} {wrong}")
 
 
 class Aws:
@@ -160,7 +165,7 @@ class Aws:
             self._session, "kinesis", self._endpoint_settings("kinesis")
         )
         self.dynamodb: WireEndpoint = resolve_endpoint(self._session, "dynamodb", dynamodb)
-        _refuse_other_region(settings, self.kinesis.region)
+        _refuse_other_region(settings, self.kinesis.region, self.dynamodb.region)
         self._dynamodb_settings = msgspec.structs.replace(dynamodb, region=self.dynamodb.region)
         self.credentials = CredentialSource(
             self._session,
@@ -208,7 +213,9 @@ class Aws:
     @cached_property
     def coordinator(self) -> DynamoCoordinatorState:
         """The table in which a KCL 3 fleet of an early version keeps its mode."""
-        return DynamoCoordinatorState(self.dynamodb_client, kcl_application(self.settings))
+        return DynamoCoordinatorState(
+            self.dynamodb_client, kcl_application(self.settings), self.settings.table
+        )
 
     @cached_property
     def stream(self) -> StreamAdmin:

@@ -9,8 +9,9 @@ files or the environment.
 from __future__ import annotations
 
 import functools
+import re
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import (
     Annotated,
     Any,
@@ -175,7 +176,7 @@ def _leaf(
         "; put it in quotes" if isinstance(value, bool | int | float) and str in choices else ""
     )
     wanted = describe(annotation)
-    meant = _nearest_word(choices, value)
+    meant = _nearest_word(choices, value) or _instead(annotation, choices, value)
     problems.append(Problem(path, f"expected {wanted}, got {_shown(value)}{quotes}{meant}"))
     return _WRONG
 
@@ -234,6 +235,19 @@ def _without_marks(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_marks(item) for item in value]
     return str(value) if isinstance(value, str) else value
+
+
+def _instead(annotation: Any, choices: Sequence[Any], value: Any) -> str:
+    """`; what to write in place of this text`, where the setting knows."""
+    metas = [meta for each in (annotation, *choices) for meta in _metas(each)]
+    known = [(meta.extra or {}).get("instead", {}) for meta in metas]
+    words = [
+        words
+        for instead in known
+        for pattern, words in instead.items()
+        if isinstance(value, str) and re.fullmatch(pattern, value)
+    ]
+    return f"; {words[0]}" if words else ""
 
 
 def describe(annotation: Any) -> str:

@@ -5,9 +5,13 @@ Each has a pattern, and the words for it in messages (`convert.describe`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 import msgspec
+
+from kclrun.model.table import TABLE, TABLE_ARN
 
 
 def documented(text: str, **constraints: Any) -> msgspec.Meta:
@@ -15,9 +19,12 @@ def documented(text: str, **constraints: Any) -> msgspec.Meta:
     return msgspec.Meta(description=text, **constraints)
 
 
-def spelled(pattern: str, words: str) -> msgspec.Meta:
-    """The pattern of a text, and the words for it that follow `a text` in messages."""
-    return msgspec.Meta(pattern=pattern, extra={"words": words})
+def spelled(
+    pattern: str, words: str, instead: Mapping[str, str] = MappingProxyType({})
+) -> msgspec.Meta:
+    """The pattern of a text, and the words for it that follow `a text` in messages. `instead` says
+    what to write in place of a text that matches another pattern."""
+    return msgspec.Meta(pattern=pattern, extra={"words": words, "instead": instead})
 
 
 _STREAM: Final = (
@@ -33,8 +40,6 @@ _CONSUMER: Final = (
     r"/consumer/[A-Za-z0-9_.-]{1,128}:\d+"
 )
 BUCKET: Final = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=/-]*)?"
-# Names that DynamoDB accepts.
-TABLE: Final = r"[A-Za-z0-9_.-]{3,255}"
 # Code to import is named by module and attribute; the patterns admit nothing else.
 _CODE: Final = r"[A-Za-z_]\w*(\.\w+)*:\w+"
 
@@ -54,18 +59,33 @@ DecodeRef = Annotated[
         ": json, text, msgpack, glue, module:Type or module:function",
     ),
 ]
-TableName = Annotated[
-    str, spelled(f"^{TABLE}$", " of 3 to 255 letters, digits, dots, dashes and underscores")
+# An application's tables are named by it.
+ApplicationName = Annotated[
+    str,
+    spelled(
+        f"^{TABLE}$",
+        " of 3 to 255 letters, digits, dots, dashes and underscores",
+        {TABLE_ARN: "the ARN of a lease table belongs in leases.table"},
+    ),
 ]
 # DynamoDB takes the ARN of a table, of another account too, wherever it takes a name.
-_TABLE_ARN: Final = r"arn:[a-z0-9-]+:dynamodb:[a-z0-9-]+:\d{12}:table/[A-Za-z0-9_.-]{3,255}"
 TableReference = Annotated[
-    str, spelled(f"^({TABLE}|{_TABLE_ARN})$", " that is a table's name or ARN")
+    str,
+    spelled(
+        f"^({TABLE}|{TABLE_ARN})$",
+        " that is a table's name (3 to 255 letters, digits, dots, dashes, underscores) or its ARN",
+        {f"{TABLE_ARN}/.*": "the ARN of a table ends with the table's name"},
+    ),
 ]
 StreamName = Annotated[str, spelled(f"^({_STREAM})$", " that is a stream's name or ARN")]
 # What `stream:` reads: the stream of a DynamoDB table is known by its ARN alone.
 SourceName = Annotated[
-    str, spelled(f"^({_STREAM}|{_STREAM_OF_TABLE})$", " that is a stream's name or ARN")
+    str,
+    spelled(
+        f"^({_STREAM}|{_STREAM_OF_TABLE})$",
+        " that is a stream's name or ARN",
+        {TABLE_ARN: "of a table its stream is read, by the ARN that ends with /stream/ and a time"},
+    ),
 ]
 ConsumerName = Annotated[str, spelled(f"^({_CONSUMER})$", " that is a consumer's name or ARN")]
 BucketUrl = Annotated[

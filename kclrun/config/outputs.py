@@ -78,7 +78,6 @@ def output_rules(settings: Settings) -> Iterator[Problem]:
         yield from _fitting(at, output, destinations[0])
         yield from _complete(at, output, destinations[0])
         yield from schema_rule(at, output)
-        yield from _table_of_region(at, output, settings.aws.region)
         place = (destinations[0], getattr(output, destinations[0]), output.table)
         first = seen.setdefault(place, name)
         if first != name:
@@ -91,17 +90,6 @@ def output_rules(settings: Settings) -> Iterator[Problem]:
             yield Problem(
                 (*at, "kinesis"), "is read by this application: it would process its own rows"
             )
-
-
-def _table_of_region(at: Path, output: OutputSettings, region: str | None) -> Iterator[Problem]:
-    """A request for a table of another region finds none."""
-    table = output.dynamodb or ""
-    named = table.split(":")[3] if table.startswith("arn:") else region
-    if region is not None and named != region:
-        yield Problem(
-            (*at, "dynamodb"),
-            f"is a table of {named}, and the region of the application is {region}",
-        )
 
 
 def spark_output_rules(settings: Settings) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ import msgspec
 from kclrun.config.names import documented
 from kclrun.config.units import ByteSize, Duration
 from kclrun.model.policies import Order
+from kclrun.model.table import is_table_arn
 
 # So many threads take 8 GB of address space and some 30 MB of memory; tasks take less. More calls
 # at a time than a service takes from one client only wait there.
@@ -51,8 +52,8 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         documented(
             "folder that all machines of the application share, s3://bucket/prefix, or"
-            " dynamodb://table; on Spark a folder or a bucket, or left out: then the state is below"
-            " spark.checkpoint"
+            " dynamodb://table, or a table's ARN; on Spark a folder or a bucket, or left out: then"
+            " the state is below spark.checkpoint"
         ),
     ] = None
     max_bytes: Annotated[ByteSize, documented("of one shard; a lease above it halts")] = ByteSize(
@@ -89,9 +90,9 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def table(self) -> str | None:
         """The table that `store` names, if it is one."""
-        if self.store is None or not self.store.startswith(TABLE_SCHEME):
-            return None
-        return self.store.removeprefix(TABLE_SCHEME)
+        store = self.store or ""
+        is_table = store.startswith(TABLE_SCHEME) or is_table_arn(store)
+        return store.removeprefix(TABLE_SCHEME) if is_table else None
 
 
 class WatermarkSettings(msgspec.Struct, frozen=True, kw_only=True):

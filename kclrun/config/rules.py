@@ -35,6 +35,7 @@ from kclrun.config.schema import (
     stream_name,
 )
 from kclrun.config.state import spark_state_rules, state_rules
+from kclrun.config.tables import table_rules
 from kclrun.config.units import parse_listen, parse_start
 from kclrun.errors import SettingsError
 from kclrun.model.lease import FAILOVER_MAX_S, FAILOVER_MIN_S
@@ -442,6 +443,7 @@ def relation_rules(settings: Settings) -> Iterator[Problem]:
     """The problems between settings that are each right."""
     yield from stream_rules(settings)
     yield from change_rules(settings)
+    yield from table_rules(settings)
     yield from engine_rules(settings)
     yield from kclpy_rules(settings)
     yield from concurrency_rules(settings)

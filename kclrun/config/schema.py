@@ -13,13 +13,14 @@ import msgspec
 
 from kclrun.config.destinations import DeadLetterSettings, OutputSettings, SparkOptions
 from kclrun.config.names import (
+    ApplicationName,
     ConsumerName,
     DecodeRef,
     FunctionRef,
     HookName,
     ProcessorRef,
     SourceName,
-    TableName,
+    TableReference,
     VariableName,
     documented,
 )
@@ -268,10 +269,11 @@ class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool, documented("delete the rows of ended shards once their children began")
     ] = True
     table: Annotated[
-        TableName | None, documented("lease table, if not named like the application")
+        TableReference | None,
+        documented("lease table, by its name or ARN, if not named like the application"),
     ] = None
     kcl_application: Annotated[
-        TableName | None,
+        ApplicationName | None,
         documented("application of a KCL 3.0-3.4 on this table, if not ours: shows its mode"),
     ] = None
     create: Annotated[bool, documented("create the lease table if it is absent")] = True
@@ -419,8 +421,10 @@ class StartAtLeases(msgspec.Struct, frozen=True, kw_only=True):
     """The position of a fleet's application, for a query that goes on from there."""
 
     leases: Annotated[
-        TableName,
-        documented("spark: the application whose leases to begin at (or its table's own name)"),
+        TableReference,
+        documented(
+            "spark: the application whose leases to begin at (or its table's own name or ARN)"
+        ),
     ]
 
     def __str__(self) -> str:
@@ -430,7 +434,9 @@ class StartAtLeases(msgspec.Struct, frozen=True, kw_only=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """One application, whole."""
 
-    application: Annotated[TableName, documented("names the lease table and the owner's files")]
+    application: Annotated[
+        ApplicationName, documented("names the lease table and the owner's files")
+    ]
     stream: Annotated[
         SourceName | None,
         documented("stream name or ARN, also the ARN of a DynamoDB table's stream"),
@@ -537,7 +543,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def table(self) -> str:
-        """The lease table's name: `leases.table`, else the application's, as the KCL does."""
+        """The lease table, by its name or ARN: `leases.table`, else named like the application, as
+        the KCL does."""
         return self.leases.table or self.application
 
     @property

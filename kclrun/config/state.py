@@ -12,12 +12,13 @@ from typing import Final, Literal
 from urllib.parse import unquote, urlsplit
 
 from kclrun.config.convert import Problem
-from kclrun.config.names import BUCKET, TABLE
+from kclrun.config.names import BUCKET
 from kclrun.config.outputs import URL, named_outputs
 from kclrun.config.processing import TABLE_SCHEME, StateSettings, WatermarkSettings
 from kclrun.config.schema import Settings
 from kclrun.model.output import setting_of
 from kclrun.model.state import StatePlace, Watermarks
+from kclrun.model.table import TABLE, TABLE_ARN
 
 # A version in S3 costs one PUT: 1,000 leases pay $430 a month at 30 s, and $1,300 at 10 s.
 _EVERY_S: Final = 10.0
@@ -88,10 +89,6 @@ def state_rules(settings: Settings) -> Iterator[Problem]:
     if state is None:
         return
     yield from _store_rules(state.store)
-    if state.table is not None and state.table == settings.table:
-        yield Problem(
-            ("state", "store"), "expected a table of its own: workers scan the lease table"
-        )
     if state.memory is not None:
         if state.local is None:
             yield Problem(("state", "local"), "expected a folder of this machine, for `memory`")
@@ -140,9 +137,9 @@ def _store_rules(store: str | None) -> Iterator[Problem]:
     if store is not None and store.startswith("s3:"):
         if not re.fullmatch(BUCKET, store):
             yield Problem(at, "expected a text like s3://bucket/prefix")
-    elif store is not None and store.startswith(TABLE_SCHEME):
-        if not re.fullmatch(TABLE, store.removeprefix(TABLE_SCHEME)):
-            yield Problem(at, "expected a text like dynamodb://table")
+    elif store is not None and store.startswith((TABLE_SCHEME, "arn:")):
+        if not re.fullmatch(f"{TABLE}|{TABLE_ARN}", store.removeprefix(TABLE_SCHEME)):
+            yield Problem(at, "expected a text like dynamodb://table, or the ARN of a table")
     elif not store or URL.match(store):
         known = (
             "a folder that all machines of the application share, s3://bucket/prefix, or"

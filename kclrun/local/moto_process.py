@@ -13,6 +13,7 @@ from kclrun.local.guard import Guard
 from kclrun.local.http_face import MotoFace, WsgiApp
 from kclrun.local.server import ProcessSettings
 from kclrun.local.serving import serve_as_child
+from kclrun.local.table_arns import naming_tables
 
 # A client chooses the region in the name of a host. The demo and a test have a few.
 _HOSTS_MAX: Final = 256
@@ -32,7 +33,7 @@ def dispatcher() -> WsgiApp:
     moto = DomainDispatcherApplication(create_backend_app)
     remembered = functools.lru_cache(_HOSTS_MAX)(moto.get_backend_for_host)
     moto.get_backend_for_host = remembered  # type: ignore[method-assign]
-    return moto
+    return naming_tables(moto)
 
 
 def _moto_application(settings: ProcessSettings) -> Guard:

@@ -12,6 +12,7 @@ from kclrun.errors import LimitExceeded
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
+from kclrun.model.table import beside
 from kclrun.model.time import WallTime
 
 # The message for lost children of a trimmed shard: children that were trimmed like it.
@@ -332,9 +333,10 @@ def replay_tables(application: str) -> str:
     return f"{application}-replay-"
 
 
-def coordinator_table(application: str) -> str:
-    """The table in which workers of KCL 3.0 to 3.4 keep the state: an item of the same key."""
-    return f"{application}-CoordinatorState"
+def coordinator_table(application: str, leases: str) -> str:
+    """The table in which workers of KCL 3.0 to 3.4 keep the state, beside the lease table: an item
+    of the same key."""
+    return beside(leases, f"{application}-CoordinatorState")
 
 
 def is_native(mode: str | None) -> bool:

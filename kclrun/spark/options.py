@@ -18,6 +18,7 @@ import msgspec
 from kclrun.model.names import hint
 from kclrun.model.quotas import RECORD_BYTES_LARGEST, SHARD_READ_CALLS_MAX
 from kclrun.model.stream import why_no_endpoint
+from kclrun.model.table import TABLE, TABLE_ARN
 from kclrun.spark import option_table, other_connectors
 from kclrun.spark.offsets import Offset, StreamIs, encode_offset
 from kclrun.spark.other_connectors import ALIASES
@@ -332,7 +333,7 @@ _STREAM_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
 _STREAM_ARN: Final = re.compile(
     r"arn:[a-z0-9-]+:kinesis:([a-z0-9-]+):\d{12}:stream/[A-Za-z0-9_.-]{1,128}\Z"
 )
-_TABLE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}\Z")
+_TABLE_NAME: Final = re.compile(rf"({TABLE}|{TABLE_ARN})\Z")
 # Every shard is listed, looked at and named in each offset; use further queries for more streams.
 _STREAMS_MAX: Final = 64
 _WORDS: Final = {
@@ -527,7 +528,7 @@ def _leases(given: option_table.OptionReader, otherwise: Start) -> Start:
         given.refuse(
             "startingLeases",
             "expected an application, or its lease table where that has another name: 3 to 255"
-            " letters, digits, '_', '.' and '-'",
+            " letters, digits, '_', '.' and '-', or the table's ARN",
         )
     return Start(StartKind.LEASES, leases=LeasesAt(table, endpoint_url))
 

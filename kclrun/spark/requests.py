@@ -32,6 +32,7 @@ from kclrun.model.letter import LetterPlace
 from kclrun.model.retries import PASSING, Retries, repeated
 from kclrun.model.state import StatePlace
 from kclrun.model.stream import is_loopback
+from kclrun.model.table import of_another_region
 from kclrun.model.wire import WireEndpoint
 from kclrun.ports import (
     ClaimStore,
@@ -164,6 +165,9 @@ class Connected:
         Without an endpoint of its own the table is in AWS; if the stream is in an emulator on this
         host, the table is in that emulator.
         """
+        wrong = of_another_region(leases.table, self.endpoint.region, "the stream")
+        if wrong is not None:
+            raise errors.SettingsError(f"startingLeases: {leases.table} {wrong}")
         url = leases.endpoint_url
         if url is None and is_loopback(self.endpoint.url):
             url = self.endpoint.url

@@ -70,6 +70,12 @@ def subject(request):
     yield from opened(request, has_owner_index=False)
 
 
+@pytest.fixture(params=["dynamodb by its ARN"])
+def by_its_arn(request):
+    """A table that is made and used by its ARN."""
+    yield from opened(request, has_owner_index=True)
+
+
 @pytest.fixture(params=SUBJECTS)
 def indexed(request):
     """A table with the owner index, as kclrun makes it."""
@@ -88,7 +94,10 @@ def opened(request: pytest.FixtureRequest, *, has_owner_index: bool) -> Iterator
         HeldCredentials(WireCredentials("AKID", "secret")),
         service="dynamodb",
     )
-    yield dynamodb_subject(client, f"leases-{next(_numbers)}", has_owner_index=has_owner_index)
+    name = f"leases-{next(_numbers)}"
+    if request.param == "dynamodb by its ARN":
+        name = f"arn:aws:dynamodb:eu-west-1:123456789012:table/{name}"
+    yield dynamodb_subject(client, name, has_owner_index=has_owner_index)
     client.close()
 
 

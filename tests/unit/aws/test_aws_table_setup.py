@@ -226,7 +226,7 @@ def test_the_mode_of_an_early_kcl_3_fleet_is_seen_once_it_has_come(
     plane, name, moto_url, make_client
 ):
     wire = make_client(moto_url, service="dynamodb", read_timeout_s=HUNG_S)
-    coordinator = DynamoCoordinatorState(wire, name)
+    coordinator = DynamoCoordinatorState(wire, name, "leases")
     seen = [coordinator.mode()]
 
     client = plain_table(plane, f"{name}-CoordinatorState", ("key", "HASH"))
@@ -248,7 +248,9 @@ def test_a_mode_that_cannot_be_read_is_an_error_and_not_absent(server, make_clie
     server.refuse(400, code)
 
     with pytest.raises(failure):
-        DynamoCoordinatorState(make_client(server.url, service="dynamodb"), "orders").mode()
+        DynamoCoordinatorState(
+            make_client(server.url, service="dynamodb"), "orders", "orders"
+        ).mode()
 
     asked = msgspec.json.decode(server.requests[0].body)
     assert (asked["TableName"], asked["ConsistentRead"]) == ("orders-CoordinatorState", True)

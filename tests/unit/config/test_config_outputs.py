@@ -66,7 +66,7 @@ def places(more: str, stream: StreamKey = ONLY_STREAM) -> tuple[OutputPlace, ...
             f"{{dynamodb: '{TABLE_ARN}'}}\naws: {{region: us-east-1}}",
             "is a table of eu-west-1, and",
         ),
-        ("{dynamodb: 'arn:aws:dynamodb:table/x'}", "that is a table's name or ARN"),
+        ("{dynamodb: 'arn:aws:dynamodb:table/x'}", "that is a table's name (3 to"),
     ],
 )
 def test_an_output_that_contradicts_itself_is_refused(output, said):

@@ -79,7 +79,7 @@ FILLED = "aws: {endpoint: embedded}\nembedded:\n  fill: {source: 'a:b'}\n"
             "on_error.dead_letter.path: expected a folder: a text that is not empty",
         ),
         ("state: {store: kept, local: ''}", "state.local: expected a folder: a text that is not"),
-        ("leases:\n  table: |\n    orders\n", "leases.table: expected a text of 3 to 255 letters"),
+        ("leases:\n  table: |\n    orders\n", "leases.table: expected a text that is a table's"),
         ('processor: "a:B\\n"', "processor: expected a text like module:Class"),
         ('leases: {group: "zone\\n"}', "leases.group: expected a text without colons or spaces"),
         (

@@ -38,7 +38,9 @@ def test_a_sentinel_is_still_a_text():
 
 def test_mistakes_are_reported_where_they_are():
     assert "start.lease: no such setting; did you mean leases?" in refusal("start: {lease: shop}")
-    assert "start.leases: expected a text of 3 to 255" in refusal("start: {leases: a}")
+    assert "start.leases: expected a text that is a table's name (3 to 255" in refusal(
+        "start: {leases: a}"
+    )
     assert "start: expected a text" in refusal("start: [LATEST]")
 
 

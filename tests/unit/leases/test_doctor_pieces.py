@@ -211,7 +211,8 @@ def test_a_backup_is_for_its_owner_alone_and_never_overwrites(tmp_path):
     with pytest.raises(SettingsError, match="File exists; nothing was changed"):
         write_backup(place, ())
     assert len(place.read_text().splitlines()) == 2
-    assert backup_name("orders", 1772344800.0) == "orders-20260301T060000Z.jsonl"
+    for table in ("orders", "arn:aws:dynamodb:eu-west-1:123456789012:table/orders"):
+        assert backup_name(table, 1772344800.0) == "orders-20260301T060000Z.jsonl"
 
 
 def test_a_child_that_its_reader_created_before_a_listing_shows_it_is_no_orphan():

@@ -277,7 +277,9 @@ def test_each_mode_has_an_advice_of_its_own_and_an_unknown_one_says_so():
     assert len({mode_advice(mode) for mode in known}) == 5
     assert not any("not known" in mode_advice(mode) for mode in known)
     assert "not known" in mode_advice("CLIENT_VERSION_4X")
-    assert coordinator_table("shop") == "shop-CoordinatorState"
+    assert coordinator_table("shop", "leases") == "shop-CoordinatorState"
+    arn = "arn:aws:dynamodb:eu-west-1:123456789012:table"
+    assert coordinator_table("shop", f"{arn}/leases") == f"{arn}/shop-CoordinatorState"
 
 
 # Endpoints and keys.
