@@ -191,6 +191,13 @@ def test_a_stop_between_two_calls_of_the_search_ends_the_run():
     assert host.of("halt") == []
 
 
+def test_a_rest_that_no_stop_ended_permits_the_next_call():
+    host = Host(ValueError("x"))
+    host.goes_on = False
+    assert run(host, retries=5)
+    assert host.calls == [[1, 2, 3, 4]] * 2
+
+
 def test_a_letter_that_is_not_kept_before_a_stop_ends_the_run():
     host = Host(ValueError("x"))
     host.keeps = False

@@ -194,6 +194,15 @@ def test_the_line_named_is_that_of_user_code_and_not_of_the_library_it_called():
     assert "JSONDecodeError" in failure.error
 
 
+def test_user_code_that_is_installed_as_a_library_has_its_innermost_line_named():
+    try:
+        json.loads("{")
+    except ValueError as raised:
+        error = raised.with_traceback(raised.__traceback__.tb_next)
+
+    assert describe(error).raised_at.endswith(" in raw_decode")
+
+
 def one(depth):
     return other(depth - 1) if depth else json.loads("{")
 

@@ -5,8 +5,18 @@ import json
 import pytest
 
 from kclrun.errors import SettingsError
-from kclrun.leases.positions import Kept, parse_kept
-from kclrun.model.sequence import AT_TIMESTAMP, LATEST, ExtendedSequenceNumber
+from kclrun.leases.positions import Kept, parse_kept, plan_positions
+from kclrun.leases.reset import ResetStart
+from kclrun.leases.shard_sync import Listing
+from kclrun.model.lease import Halt, Lease
+from kclrun.model.sequence import (
+    AT_TIMESTAMP,
+    LATEST,
+    SHARD_END,
+    TRIM_HORIZON,
+    ExtendedSequenceNumber,
+)
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 
 
 def parsed(checkpoint, starts_at):
@@ -28,3 +38,24 @@ def test_a_number_that_is_not_a_time_is_refused_for_its_row_could_not_be_read_ag
 ):
     with pytest.raises(SettingsError, match=r"kept\.json: s0: `starts_at` is not a time"):
         parsed(checkpoint, starts_at)
+
+
+CHILD = Shard("s1", HashRange(0, HASH_KEY_MAX), "50", None, "s0")
+
+
+@pytest.mark.parametrize(("checkpoint", "is_removed"), [("7", True), ("SHARD_END", False)])
+def test_the_row_of_a_trimmed_shard_that_had_ended_is_removed_unless_it_says_so(
+    checkpoint, is_removed
+):
+    """Left at its position it would hold the children for ever: nothing reads it to its end."""
+    rows = [
+        Lease(key="s0", checkpoint=ExtendedSequenceNumber(checkpoint), counter=3),
+        Lease(key="s1", checkpoint=ExtendedSequenceNumber("60"), counter=3),
+    ]
+    kept = {"s0": Kept(SHARD_END), "s1": Kept(ExtendedSequenceNumber("55"))}
+    start = ResetStart(TRIM_HORIZON, 100.0, Halt("a reset", 100.0))
+
+    plan = plan_positions(rows, Listing([CHILD], 100.0, 0.0), kept, start)
+
+    assert [write.key for write in plan.remove] == (["s0"] if is_removed else [])
+    assert [write.position for write in plan.begin] == [ExtendedSequenceNumber("55")]

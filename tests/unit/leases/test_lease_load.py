@@ -200,6 +200,18 @@ def test_an_exchange_is_at_most_as_many_swaps_as_moves_per_cycle():
     assert asks == [3, 2]
 
 
+def test_no_lease_is_in_two_swaps_of_an_exchange():
+    loads = {f"m{n}": HEAVY for n in range(6)} | {f"o{n}": LIGHT for n in range(6)}
+    life = LoadedLife(loads, *rows_of(OTHER, 6, "o"))
+    given, taken = life.exchange(), []
+    for ask in given:
+        life.apply(ask)
+        taken += [ask.key for ask in life.writes(ch.Ask) if ask.asked == OTHER]
+
+    assert len({ask.key for ask in given}) == 3
+    assert len(taken) == len(set(taken)) == 3
+
+
 def test_counts_alone_decide_where_the_settings_say_so():
     life = two_each(balance="counts")
 

@@ -13,6 +13,7 @@ from kclrun.model.lease import (
     FAILOVER_MIN_S,
     WRITTEN_AGAIN_AHEAD,
     DiedOn,
+    Halt,
     Lease,
     LeaseKey,
     Owner,
@@ -146,6 +147,11 @@ def test_a_change_writes_its_own_row_or_those_that_it_creates():
 DIED = DiedOn("host", at(1))
 
 
+def reset_to(position, children=frozenset()):
+    halt = Halt("a reset", 1.0)
+    return changes.ResetLease(KEY, ME, 3, at(1), position, 2, halt, children=frozenset(children))
+
+
 @pytest.mark.parametrize(
     ("change", "mistake"),
     [
@@ -160,6 +166,11 @@ DIED = DiedOn("host", at(1))
         (changes.LateCheckpoint(KEY, ME, at(1), at(2)), None),
         (changes.LateCheckpoint(KEY, ME, at(1), SHARD_END), "never SHARD_END"),
         (changes.LateCheckpoint(KEY, ME, TRIM_HORIZON, LATEST), "never LATEST"),
+        (reset_to(at(2)), None),
+        (reset_to(TRIM_HORIZON), None),
+        (reset_to(SHARD_END, {"c"}), None),
+        (reset_to(SHARD_END), "a reset is never to SHARD_END"),
+        (reset_to(at(2).at_tick(1)), "a reset is never to 2"),
         (changes.NameChildren(KEY, ME, 3, frozenset({"c"})), None),
         (changes.NameChildren(KEY, ME, 3, frozenset()), "children"),
         (changes.Renew(KEY, ME, 3), None),

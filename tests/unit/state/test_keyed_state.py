@@ -10,6 +10,7 @@ from kclrun.codec.kpl import effective_hash_key
 from kclrun.errors import HaltShard, LimitExceeded, SettingsError, SinkError
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.state.keyed import (
+    CHANGE_BYTES,
     Counter,
     KeyState,
     LiveEntries,
@@ -18,6 +19,8 @@ from kclrun.state.keyed import (
     State,
     Table,
     Undoable,
+    growth,
+    held_bytes,
 )
 from kclrun.testing import make_record, replay, run_processor
 
@@ -236,3 +239,19 @@ def test_the_call_of_one_record_reaches_its_own_key_only(reach):
     with pytest.raises(LimitExceeded, match="another key"):
         reach(own)
     assert own.values_of("a") == {"n": b"1"}
+
+
+@pytest.mark.parametrize(
+    ("value", "before", "grows", "held"),
+    [
+        (b"12345", None, 3 + 2 + 5, 3 + 2 + 5),
+        (b"12345", b"1234567", -2, 3 + 2 + 5 + 7),
+        (None, b"1234567", -3 - 2 - 7, 3 + 2 + 7),
+        (None, None, 0, 3 + 2),
+    ],
+)
+def test_a_change_holds_its_key_its_name_and_both_values_until_it_is_written(
+    value, before, grows, held
+):
+    assert growth("key", "nm", value, before) == grows
+    assert held_bytes("key", "nm", value, before) == held + CHANGE_BYTES
