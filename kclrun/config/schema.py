@@ -610,5 +610,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                     decode=source.decode,
                     start=source.start or self.start,
                     concurrency=source.concurrency,
+                    on_error=self.on_error_of(source),
                 )
         raise SettingsError(f"{named} is not a stream of this application: {self.stream_names}")
