@@ -137,7 +137,10 @@ class SettingsError(ConfigError):
 
 class RowsRefused(SettingsError):
     """A destination refuses rows at their commit for the values in them. The message names the
-    column, as far as the destination does, and never a value. Without these rows it works."""
+    column, as far as the destination does, and never a value. Without these rows it works.
+    `output` is the name of the output, once that is known."""
+
+    output = ""
 
 
 class ProcessorLoadError(ConfigError):

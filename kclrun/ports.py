@@ -417,6 +417,11 @@ class TryingOutput(Output, Protocol):
     """An output whose destination may refuse rows for their values: `commit` raises RowsRefused
     then, and has committed none of them, or whole rows that a repetition does not double."""
 
+    def is_tried_with(self, other: Output) -> bool:
+        """Whether rows of the other output may be needed for ours, or in their way: where rows of
+        one of the two are tried, those of both are."""
+        ...
+
     def try_rows(self, rows: Sequence[Any], before: Sequence[tuple[Output, Sequence[Any]]]) -> None:
         """Let the destination check rows that were not added yet, and keep none of them. `before`:
         the rows that outputs, also this one, get before these, and that they may not have yet.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -163,9 +163,9 @@ def kclpy_rules(settings: Settings) -> Iterator[Problem]:
             " Spark commits whole batches",
         )
         return
-    if settings.decode is not None:
+    for path in _decodes_for_kclpy(settings):
         yield Problem(
-            ("decode",), "is for a RecordProcessor; one of amazon_kclpy decodes its records itself"
+            path, "is for a RecordProcessor; one of amazon_kclpy decodes its records itself"
         )
     if settings.leases.per_process > 1:
         yield Problem(
@@ -178,6 +178,18 @@ def kclpy_rules(settings: Settings) -> Iterator[Problem]:
             "is manual for a processor of amazon_kclpy, which checkpoints by itself; write"
             " checkpoint: {every: manual, uncheckpointed_max: 10000000}",
         )
+
+
+def _decodes_for_kclpy(settings: Settings) -> Iterable[tuple[str | int, ...]]:
+    """The places of each `decode` that is for a processor of amazon_kclpy."""
+    if not settings.streams:
+        return [("decode",)] if settings.decode is not None else []
+    found: dict[tuple[str | int, ...], None] = {}
+    for index, source in enumerate(settings.sources):
+        if (source.processor or "").startswith(_KCLPY) and source.decode is not None:
+            is_own = settings.streams[index].decode is not None
+            found[("streams", index, "decode") if is_own else ("decode",)] = None
+    return found
 
 
 def concurrency_rules(settings: Settings) -> Iterator[Problem]:

@@ -634,5 +634,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                     decode=source.decode,
                     start=source.start or self.start,
                     concurrency=source.concurrency,
+                    on_error=self.on_error_of(source),
                 )
         raise SettingsError(why_not_named([source.name for source in self.sources], named))

@@ -221,8 +221,8 @@ class RingReader:
 
     def _note_trial(self, key: LeaseKey, report: RingReport) -> None:
         match report:
-            case reports.RowsWereRefused(upto, rounds, error):
-                self.row_trials[key] = RowTrial(upto, rounds)
+            case reports.RowsWereRefused(upto, rounds, error, outputs):
+                self.row_trials[key] = RowTrial(upto, outputs, rounds)
                 self._log.note("rows_refused", shard=key, position=str(upto), error=error)
             case reports.Checkpointed(position):
                 if key in self.row_trials and self.row_trials[key].upto <= position:

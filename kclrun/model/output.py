@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.errors import LimitExceeded, SettingsError, SinkError
+from kclrun.errors import LimitExceeded, RowsRefused, SettingsError, SinkError
 from kclrun.model.names import nearest
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime
@@ -71,7 +71,10 @@ def naming_output(name: str) -> Iterator[None]:
     except (SinkError, SettingsError) as error:
         if not name:
             raise
-        raise type(error)(f"{setting_of(name)}: {error}") from error
+        named = type(error)(f"{setting_of(name)}: {error}")
+        if isinstance(named, RowsRefused):
+            named.output = name
+        raise named from error
 
 
 class Cursor(msgspec.Struct, frozen=True, gc=False):
@@ -142,11 +145,13 @@ class StoredCursors(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowTrial(msgspec.Struct, frozen=True):
-    """A destination refused rows of records up to `upto` at their commit: the lease begins again
-    from its checkpoint, and each call's rows are tried before the call counts as done. `rounds`
-    counts such beginnings without a commit that passed."""
+    """Destinations refused rows of records up to `upto` at their commit: the lease begins again
+    from its checkpoint, and the rows of each call for these `outputs` are tried before the call
+    counts as done. `rounds` counts such beginnings without a commit that passed; that an output
+    joins is not another one."""
 
     upto: ExtendedSequenceNumber
+    outputs: tuple[str, ...]
     rounds: int = 1
 
 

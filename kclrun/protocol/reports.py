@@ -180,12 +180,13 @@ class RecordsExpired(Report, frozen=True):
 
 class RowsWereRefused(Report, frozen=True):
     """An output refused rows of records up to `upto` at their commit, as `error` says. The process
-    ends; the next one tries the rows of each call, and `on_error` decides about the records.
-    `rounds` is as in `RowTrial`."""
+    ends; the next one tries the rows of each call for `outputs`, and `on_error` decides about the
+    records. `rounds` and `outputs` are as in `RowTrial`."""
 
     upto: ExtendedSequenceNumber
     rounds: int
     error: str
+    outputs: tuple[str, ...]
 
 
 class ProcessWarned(Report, frozen=True):

@@ -219,6 +219,11 @@ class BoxedOutput:
             self._output.add(self._rows, self._upto)
             self._rows = []
 
+    def is_tried_with(self, other: Output) -> bool:
+        is_tried_with = getattr(self._output, "is_tried_with", None)
+        inner = other._output if isinstance(other, BoxedOutput) else other  # noqa: SLF001 - ours
+        return is_tried_with is not None and bool(is_tried_with(inner))
+
     def try_rows(
         self, rows: Sequence[tuple[Any, bytes, int]], before: Sequence[tuple[Output, Sequence[Any]]]
     ) -> None:

@@ -153,6 +153,11 @@ class SqlOutput:
             self._confirmed, self._sent = self._sent.upto, None
         return self._confirmed
 
+    def is_tried_with(self, other: Output) -> bool:
+        """As `TryingOutput`: a foreign key, or an index of the same table."""
+        here = str(self._engine.url)
+        return isinstance(other, SqlOutput) and str(other._engine.url) == here  # noqa: SLF001
+
     def try_rows(
         self,
         rows: Sequence[sql_tables.Encoded],
@@ -160,11 +165,10 @@ class SqlOutput:
     ) -> None:
         """As `TryingOutput`. Rows that other outputs get in the same database are tried, too: a
         foreign key may need them."""
-        here = str(self._engine.url)
         others = [
             (output, given)
             for output, given in before
-            if isinstance(output, SqlOutput) and str(output._engine.url) == here  # noqa: SLF001
+            if isinstance(output, SqlOutput) and self.is_tried_with(output)
         ]
         with self._translating("write to"):
             try:

@@ -237,7 +237,7 @@ class Outputs:
     def prepare(self, row: Row, to: str) -> KeptRow:
         """A row for the output `to` that its record keeps until it is done. Raises: as `emit`."""
         kept = KeptRow(to, *self._by_name[to].output.encode(row))
-        if self._trials.is_on(None):
+        if self._trials.is_on(None, to):
             with self._sending:
                 self._trials.try_single(self._lanes, self._by_name[to], kept.encoded, self._settled)
         return kept
@@ -400,7 +400,7 @@ class Outputs:
         except RowsRefused as error:
             upto = self._limit()
             assert upto is not None, "rows leave after begin()"
-            self._trials.refused(error, upto, is_final=self._decided is not None)
+            self._trials.refused(error, upto, self._lanes, is_final=self._decided is not None)
             return False
         except SinkError as error:
             self._failed += 1

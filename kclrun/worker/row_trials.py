@@ -6,6 +6,9 @@ counts as done. A refusal is then an error of that call, as if `emit` had raised
 its records are searched for those at fault, and `on_error` decides about them. The commit, with its
 cursor and its token, stays as it is.
 
+Only rows of an output that refused some are tried, and of those that are tried with it: a trial is
+a request, and a destination that takes all rows must not pay for another one.
+
 A trial keeps nothing at the destination. Rows that the destination has already, or gets before, are
 part of it: a row that is one of a kind (a unique index) is refused if a row before it has its key.
 """
@@ -62,30 +65,56 @@ class RowTrials:
         self._post = post
         self._report = report
         self._now = now
-        self._until = Instant(now() + _GO_ON_S) if trial is not None else Instant(0.0)
+        names = trial.outputs if trial is not None else ()
+        self._until = dict.fromkeys(names, Instant(now() + _GO_ON_S))
 
-    def is_on(self, position: ExtendedSequenceNumber | None) -> bool:
-        """Whether the rows of a call for records up to `position` are tried."""
+    def is_on(self, position: ExtendedSequenceNumber | None, output: str | None = None) -> bool:
+        """Whether the rows of a call for records up to `position` are tried; those for `output`,
+        or any."""
         trial = self._trial
-        if trial is None:
+        if trial is None or (output is not None and output not in trial.outputs):
             return False
-        return position is None or position <= trial.upto or self._now() < self._until
+        if position is None or position <= trial.upto:
+            return True
+        names = trial.outputs if output is None else (output,)
+        return any(self._now() < self._until[name] for name in names)
 
     def committed(self, upto: ExtendedSequenceNumber) -> None:
         """All outputs have the rows up to there."""
         if self._trial is not None and self._trial.rounds and self._trial.upto <= upto:
-            self._trial = RowTrial(self._trial.upto, 0)
+            self._trial = RowTrial(self._trial.upto, self._trial.outputs, 0)
 
-    def refused(self, error: RowsRefused, upto: ExtendedSequenceNumber, *, is_final: bool) -> None:
-        """A commit of rows up to `upto` was refused: the process ends, and the next one tries them.
-        `is_final`: their calls are not repeated, or another output has their commit already."""
-        rounds = 1 if self._trial is None else self._trial.rounds + 1
+    def refused(
+        self,
+        error: RowsRefused,
+        upto: ExtendedSequenceNumber,
+        lanes: Sequence[TriedLane],
+        *,
+        is_final: bool,
+    ) -> None:
+        """A commit of rows up to `upto` was refused by one of the `lanes`: the process ends, and
+        the next one tries them. `is_final`: their calls are not repeated, or another output has
+        their commit already."""
+        tried = _tried_with(error.output, lanes)
+        before = self._still_tried()
+        rounds = 1 if self._trial is None else self._trial.rounds
+        if error.output in before:
+            rounds += 1
         if is_final or rounds > _ROUNDS_MAX:
             self._post(events.OutputsRefused(str(error)))
             return
-        self._report(RowsWereRefused(upto, rounds, str(error)))
+        names = tuple(lane.name for lane in lanes if lane.name in tried | before)
+        self._report(RowsWereRefused(upto, max(1, rounds), str(error), names))
         words = str(error).partition("\n")[0]
         self._post(events.OutputsSuperseded(f"its rows are tried one call at a time: {words}"))
+
+    def _still_tried(self) -> frozenset[str]:
+        """The outputs whose rows the next process tries, too."""
+        trial = self._trial
+        if trial is None:
+            return frozenset()
+        now = self._now()
+        return frozenset(n for n in trial.outputs if trial.rounds or now < self._until[n])
 
     def try_rows(
         self, lanes: Sequence[TriedLane], marks: Marks, position: ExtendedSequenceNumber
@@ -96,10 +125,11 @@ class RowTrials:
         called: list[tuple[TriedLane, Sequence[Any]]] = []
         for lane, (had, began) in zip(lanes, marks, strict=True):
             before.append((lane.output, lane.waiting(had, began)))
-            if lane.known is None or lane.known < position:
+            is_new = lane.known is None or lane.known < position
+            if is_new and self.is_on(position, lane.name):
                 called.append((lane, lane.waiting(began)))
         for lane, rows in called:
-            self._try_some(lane, rows, before)
+            self._try_some(lane, rows, before, lanes)
             before.append((lane.output, rows))
 
     def try_single(
@@ -111,11 +141,16 @@ class RowTrials:
     ) -> None:
         """Try a row that its record keeps until it is done. Every record up to `settled` is.
         Raises: as `try_rows`."""
-        if lane.known is None or (settled is not None and lane.known <= settled):
-            self._try_some(lane, [row], [(it.output, it.waiting(0)) for it in lanes])
+        is_new = lane.known is None or (settled is not None and lane.known <= settled)
+        if is_new and self.is_on(None, lane.name):
+            self._try_some(lane, [row], [(it.output, it.waiting(0)) for it in lanes], lanes)
 
     def _try_some(
-        self, lane: TriedLane, rows: Sequence[Any], before: Sequence[tuple[Output, Sequence[Any]]]
+        self,
+        lane: TriedLane,
+        rows: Sequence[Any],
+        before: Sequence[tuple[Output, Sequence[Any]]],
+        lanes: Sequence[TriedLane],
     ) -> None:
         """Try these rows of one output. Raises: as `try_rows`."""
         try_rows = getattr(lane.output, "try_rows", None)
@@ -125,15 +160,25 @@ class RowTrials:
             with naming_output(lane.name):
                 try_rows(rows, before)
         except TypeError as error:
-            self._until = Instant(self._now() + _GO_ON_S)
+            self._until[lane.name] = Instant(self._now() + _GO_ON_S)
             raise TypeError(f"{setting_of(lane.name)}: {error}") from None
         except Superseded as error:
             self._post(events.OutputsSuperseded(str(error)))
             raise SinkError(str(error)) from None
         except RowsRefused as error:
             assert self._trial is not None, "trials are on"
-            self.refused(error, self._trial.upto, is_final=False)
+            self.refused(error, self._trial.upto, lanes, is_final=False)
             raise SinkError(str(error)) from None
         except SettingsError as error:
             self._post(events.OutputsRefused(str(error)))
             raise SinkError(str(error)) from None
+
+
+def _tried_with(name: str, lanes: Sequence[TriedLane]) -> frozenset[str]:
+    """The outputs whose rows are tried because this one refused some."""
+    found = {name}
+    for lane in lanes:
+        is_tried_with = getattr(lane.output, "is_tried_with", None)
+        if lane.name == name and is_tried_with is not None:
+            found |= {other.name for other in lanes if is_tried_with(other.output)}
+    return frozenset(found)

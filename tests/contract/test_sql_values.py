@@ -316,6 +316,7 @@ def test_rows_of_an_output_before_are_there_for_a_foreign_key_in_a_trial(prepare
         with contextlib.closing(SqlOutput(place, rows_of(application="parents"))) as parent:
             parent.begin(BEGIN)
             before = [(parent, [parent.encode({"n": 1})[0]]), (child, ())]
+            assert (child.is_tried_with(parent), parent.is_tried_with(child)) == (True, True)
             child.try_rows([child.encode({"n": 1})[0]], before)
             with pytest.raises(TypeError, match="column n"):
                 child.try_rows([child.encode({"n": 2})[0]], before)

@@ -278,12 +278,16 @@ class DynamoDbOutput:
         if not 0 < _key_size(column.type, str(given[column.type])) <= most:
             raise TypeError(f"{what} takes 1 to {most:,} bytes")
 
+    def is_tried_with(self, other: Output) -> bool:  # noqa: ARG002 - of the port
+        """As `TryingOutput`: items do not depend on each other."""
+        return False
+
     def try_rows(
         self, rows: Sequence[Encoded], before: Sequence[tuple[Output, Sequence[Encoded]]]
     ) -> None:
         """As `TryingOutput`: each item alone, with a condition that cannot hold. DynamoDB checks
         the item before it looks at the condition."""
-        del before  # items do not depend on each other
+        del before
         for failure in self._pool.map(self._tried, [row[1] for row in rows]):
             if failure is not None:
                 raise failure

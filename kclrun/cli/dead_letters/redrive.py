@@ -290,7 +290,7 @@ def _job(
         application=settings.application,
         stream=stream_name(source.name),
         options=source.options,
-        retries=settings.on_error.retries,
+        retries=settings.on_error_of(source).retries,
         batch_max=settings.fetch.batch_max,
         uncheckpointed_max=settings.checkpoint.uncheckpointed_max,
         decode=source.decode,

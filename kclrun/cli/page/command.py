@@ -27,6 +27,7 @@ from kclrun.config.file_permissions import read_secret
 from kclrun.config.outputs import named_outputs
 from kclrun.config.schema import (
     Settings,
+    StreamErrorSettings,
     StreamSettings,
     stream_name,
 )
@@ -314,7 +315,7 @@ def plan_of(settings: Settings) -> tuple[tuple[str, Pairs], ...]:
     ]
     sections: list[tuple[str, Pairs]] = [("Application", tuple(application))]
     sections += [
-        (f"Stream {stream_name(source.name)}", tuple(_stream(source)))
+        (f"Stream {stream_name(source.name)}", tuple(_stream(source, settings)))
         for source in settings.sources
     ]
     for name, names in _SECTIONS.items():
@@ -335,12 +336,18 @@ def letters_of(settings: Settings) -> str:
     return f"Dead letters are kept in: {', '.join(named) or 'the folder of the application'}."
 
 
-def _stream(source: StreamSettings) -> Iterator[tuple[str, str]]:
+def _stream(source: StreamSettings, settings: Settings) -> Iterator[tuple[str, str]]:
     yield "name", source.name
     yield "processor", _text(source.processor)
     yield "decode", _text(source.decode)
     yield "start", _text(source.start)
     yield "priority", _text(source.priority)
+    if source.concurrency is not None:
+        yield "concurrency.records", _text(source.concurrency.records)
+    if source.on_error != StreamErrorSettings():
+        on_error = settings.on_error_of(source)
+        for name in _SECTIONS["on_error"]:
+            yield f"on_error.{name}", _text(getattr(on_error, name))
     yield "options (names only)", ", ".join(sorted(source.options)) or "none"
 
 

@@ -39,7 +39,7 @@ EACH = [
     ),
     reports.GilHeld(12.5),
     reports.RecordsExpired(AT, "replay what was lost"),
-    reports.RowsWereRefused(AT, 2, "column n"),
+    reports.RowsWereRefused(AT, 2, "column n", ("a", "b")),
     reports.ProcessWarned("asked for a new one"),
 ]
 

@@ -260,8 +260,9 @@ def test_what_an_exited_process_wrote_that_is_no_report_ends_the_listening(repor
 
 def test_the_rows_of_a_lease_are_tried_at_its_next_start_until_a_checkpoint_passes_them(reported):
     at = ExtendedSequenceNumber
-    reported.hear(reports.RowsWereRefused(at("9"), 2, "column n"), reports.Checkpointed(at("8"), 3))
-    assert reported.trials == {"s0": RowTrial(at("9"), 2)}
+    refused = reports.RowsWereRefused(at("9"), 2, "column n", ("a",))
+    reported.hear(refused, reports.Checkpointed(at("8"), 3))
+    assert reported.trials == {"s0": RowTrial(at("9"), ("a",), 2)}
     reported.hear(reports.Checkpointed(at("9"), 4))
     assert reported.trials == {}
 

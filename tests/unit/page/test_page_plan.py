@@ -37,3 +37,22 @@ def test_an_application_that_halts_keeps_no_letters():
     text = "application: orders\nstream: orders\nprocessor: a:B\naws: {region: us-east-1}\n"
 
     assert letters_of(settings_of(text, environment={}, now=WallTime(1.0))) == ""
+
+
+def test_a_stream_with_an_on_error_of_its_own_shows_what_counts_for_it():
+    text = """\
+application: shop
+processor: a:B
+aws: {region: us-east-1}
+on_error: {retries: 9}
+streams:
+  - {name: orders}
+  - {name: returns, on_error: {retries: 2}, concurrency: {records: 8}}
+"""
+    plan = dict(plan_of(settings_of(text, environment={}, now=WallTime(1.0))))
+    orders, returns = dict(plan["Stream orders"]), dict(plan["Stream returns"])
+
+    assert dict(plan["on_error"])["on_error.retries"] == "9"
+    assert "on_error.retries" not in orders
+    assert (returns["on_error.retries"], returns["on_error.then"]) == ("2", "halt")
+    assert returns["concurrency.records"] == "8"

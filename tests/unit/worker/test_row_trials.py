@@ -18,6 +18,7 @@ from kclrun.worker.row_trials import RowTrials
 from tests.support.memory_output import Destination, MemoryOutput
 
 AT_ONCE = Pace(0.0, 0, 1_000)
+BOTH = ("a", "b")
 
 
 def at(number: int) -> ExtendedSequenceNumber:
@@ -28,6 +29,7 @@ class Picky(MemoryOutput):
     """Takes each number once, and none below zero; `raises` is the outcome of the next trial."""
 
     raises: Exception | None = None
+    beside: MemoryOutput | None = None
 
     def __init__(self, destination: Destination) -> None:
         super().__init__(destination, 1, [])
@@ -40,6 +42,9 @@ class Picky(MemoryOutput):
         if self._is_refused([*self.destination.rows, *self.unsent]):
             raise RowsRefused("the table refuses rows: column n")
         return super().commit()
+
+    def is_tried_with(self, other: Any) -> bool:
+        return other is self.beside
 
     def try_rows(self, rows: Any, before: Any) -> None:
         waiting = [n for output, given in before if output is self for n in given]
@@ -107,7 +112,7 @@ def test_a_commit_that_is_refused_for_its_values_ends_the_process_and_the_next_o
     life.call(1, 1)
     life.refuse()
     assert life.reports == [
-        RowsWereRefused(at(2), 1, "outputs.a: the table refuses rows: column n")
+        RowsWereRefused(at(2), 1, "outputs.a: the table refuses rows: column n", ("a",))
     ]
     assert isinstance(life.events[-1], events.OutputsSuperseded)
     assert life.memory[0].tried == [], "rows are not tried before a commit was refused"
@@ -115,7 +120,7 @@ def test_a_commit_that_is_refused_for_its_values_ends_the_process_and_the_next_o
 
 def test_a_call_whose_rows_are_refused_in_a_trial_raises_and_its_rows_are_taken_back():
     there = destination()
-    life = Life(there, trial=RowTrial(at(2)))
+    life = Life(there, trial=RowTrial(at(2), BOTH))
     life.call(1, 1)
     with pytest.raises(TypeError, match=r"outputs\.a: column n refuses the row"):
         life.call(2, 5, -1)
@@ -127,7 +132,7 @@ def test_a_call_whose_rows_are_refused_in_a_trial_raises_and_its_rows_are_taken_
 
 def test_a_row_that_is_one_of_a_kind_is_refused_after_the_rows_that_wait_and_not_before():
     there = destination()
-    life = Life(there, trial=RowTrial(at(9)))
+    life = Life(there, trial=RowTrial(at(9), BOTH))
     life.call(1, 7)
     with pytest.raises(TypeError):
         life.call(2, 7)
@@ -140,7 +145,7 @@ def test_a_row_that_is_one_of_a_kind_is_refused_after_the_rows_that_wait_and_not
 def test_rows_of_a_replay_that_the_destination_has_are_not_tried_again():
     there = destination()
     there.rows, there.cursor, there.token = [1, 2], Cursor(at(2)), 1
-    life = Life(there, trial=RowTrial(at(9)))
+    life = Life(there, trial=RowTrial(at(9), BOTH))
     life.call(2, 1, 2)
     assert life.memory[0].tried == []
     life.call(3, 3)
@@ -150,7 +155,7 @@ def test_rows_of_a_replay_that_the_destination_has_are_not_tried_again():
 
 
 def test_the_rows_of_earlier_outputs_are_part_of_a_trial():
-    life = Life(destination(), destination(), trial=RowTrial(at(9)))
+    life = Life(destination(), destination(), trial=RowTrial(at(9), BOTH))
     seen = []
     life.memory[1].try_rows = lambda rows, before: seen.append(  # type: ignore[method-assign]
         [list(given) for _, given in before] + [list(rows)]
@@ -163,7 +168,7 @@ def test_the_rows_of_earlier_outputs_are_part_of_a_trial():
 
 
 def test_trials_go_on_for_ten_minutes_after_a_refusal_and_for_the_rows_that_were_refused():
-    life = Life(destination(), trial=RowTrial(at(5)))
+    life = Life(destination(), trial=RowTrial(at(5), BOTH))
     life.now = Instant(700.0)
     life.call(5, 1)
     life.call(6, 2)
@@ -180,7 +185,7 @@ def test_trials_go_on_for_ten_minutes_after_a_refusal_and_for_the_rows_that_were
     ],
 )
 def test_what_is_not_the_fault_of_the_rows_of_a_call_is_no_error_of_the_call(error, posted):
-    life = Life(destination(), trial=RowTrial(at(5)))
+    life = Life(destination(), trial=RowTrial(at(5), BOTH))
     life.memory[0].raises = error
     with pytest.raises(SinkError):
         life.call(1, 1)
@@ -188,7 +193,7 @@ def test_what_is_not_the_fault_of_the_rows_of_a_call_is_no_error_of_the_call(err
 
 
 def test_a_lease_halts_when_commits_are_refused_again_and_again_after_their_trials():
-    life = Life(destination(), trial=RowTrial(at(9), 3))
+    life = Life(destination(), trial=RowTrial(at(9), BOTH, 3))
     life.memory[0].try_rows = lambda *_: None  # type: ignore[method-assign]
     life.refuse()
     assert life.events[-1] == events.OutputsRefused("outputs.a: the table refuses rows: column n")
@@ -196,19 +201,66 @@ def test_a_lease_halts_when_commits_are_refused_again_and_again_after_their_tria
 
 
 def test_a_commit_that_passes_ends_the_count():
-    life = Life(destination(), trial=RowTrial(at(1), 3))
+    life = Life(destination(), trial=RowTrial(at(1), BOTH, 3))
     life.memory[0].try_rows = lambda *_: None  # type: ignore[method-assign]
     life.call(1, 1)
     assert life.commits(1)
     life.refuse()
     assert life.reports == [
-        RowsWereRefused(at(2), 1, "outputs.a: the table refuses rows: column n")
+        RowsWereRefused(at(2), 1, "outputs.a: the table refuses rows: column n", ("a",))
     ]
 
 
 def test_the_row_of_a_single_record_is_tried_when_it_is_emitted():
-    life = Life(destination(), trial=RowTrial(at(9)))
+    life = Life(destination(), trial=RowTrial(at(9), BOTH))
     life.call(1, 1)
     with pytest.raises(TypeError):
         life.outputs.prepare({"n": 1}, "a")
     assert life.outputs.prepare({"n": 2}, "a").encoded == 2
+
+
+def test_only_rows_of_the_output_that_refused_some_are_tried():
+    first = Life(destination(), destination(), destination())
+    first.call(1, 1, to="b")
+    first.refuse()
+    (refused,) = first.reports
+    assert isinstance(refused, RowsWereRefused)
+    assert refused.outputs == ("a",)
+
+    life = Life(destination(), destination(), destination(), trial=RowTrial(at(9), refused.outputs))
+    for name in "abc":
+        life.call(1, 1, to=name)
+        life.outputs.prepare({"n": 2}, name)
+    assert [len(each.tried) for each in life.memory] == [2, 0, 0]
+
+
+def test_an_output_in_the_same_database_is_tried_with_the_one_that_refused_rows():
+    life = Life(destination(), destination(), destination())
+    life.memory[0].beside = life.memory[2]
+    life.refuse()
+    assert [each.outputs for each in life.reports if isinstance(each, RowsWereRefused)] == [
+        ("a", "c")
+    ]
+
+
+def test_an_output_that_refuses_rows_beside_one_that_is_tried_joins_it_and_is_no_new_round():
+    trial = RowTrial(at(1), ("a",), 3)
+    life = Life(destination(), destination(), trial=trial)
+    life.call(2, -1, to="b")
+    assert not life.commits(2)
+    words = "outputs.b: the table refuses rows: column n"
+    assert life.reports == [RowsWereRefused(at(2), 3, words, BOTH)]
+
+
+@pytest.mark.parametrize(("later_s", "outputs"), [(500.0, BOTH), (700.0, ("b",))])
+def test_an_output_whose_trials_are_over_is_not_tried_because_another_one_refuses_rows(
+    later_s, outputs
+):
+    life = Life(destination(), destination(), trial=RowTrial(at(1), ("a",)))
+    life.call(1, 1)
+    assert life.commits(1)
+    life.now = Instant(later_s)
+    life.call(2, -1, to="b")
+    assert not life.commits(2)
+    words = "outputs.b: the table refuses rows: column n"
+    assert life.reports == [RowsWereRefused(at(2), 1, words, outputs)]
