@@ -15,11 +15,11 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol, assert_never
 
+from kclrun.calling.delivery import RowScope, attempt, host_fault
+from kclrun.calling.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest, Step
+from kclrun.calling.retry_later import RetryLaters, Waited
 from kclrun.calling.tracebacks import Failure, describe
 from kclrun.codec.kpl import drop_until
-from kclrun.consuming.delivery import RowScope, attempt, host_fault
-from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest, Step
-from kclrun.consuming.retry_later import RetryLaters, Waited
 from kclrun.errors import FailedRecords, RetryLater
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
@@ -252,8 +252,12 @@ class BatchSteps:
     def _plan(self, indexes: Sequence[int]) -> None:
         """The next call has these records of the batch."""
         records = self._records
-        is_whole = len(indexes) == len(records)
-        self._given = records if is_whole else [records[index] for index in indexes]
+        if len(indexes) == len(records):
+            self._given = records
+        elif isinstance(indexes, range):
+            self._given = records[indexes.start : indexes.stop]
+        else:
+            self._given = [records[index] for index in indexes]
         is_to_the_end = indexes[-1] == len(records) - 1
         self._upto = self._last if is_to_the_end else self._given[-1].position
 
@@ -320,13 +324,13 @@ class BatchCalls(BatchSteps):
             attempt(call, self._rows, self.covers, host.durable)
         except BaseException as error:
             host.limit(None)
-            if host.ends_run(error):
-                raise
-            self.raised(error)
-        else:
-            host.limit(None)
-            if self._run is not None:  # or else the batch is done
-                self.returned()
+            if not host.ends_run(error):
+                self.raised(error)
+                return
+            raise
+        host.limit(None)
+        if self._run is not None:  # or else the batch is done
+            self.returned()
 
 
 def _no_call() -> None:
