@@ -1,4 +1,6 @@
-"""Calls of user code, on either engine and in a test: one driver, and what an exception says.
+"""Calls of user code, on either engine and in a test: when, again, given up; and one driver.
 
-It must not know where it runs: the hosts have the clock, the rows, the letters and the reports.
+`delivery.py`, `failures.py`, `concurrency.py`, `timer_run.py` and `retry_later.py` decide, without
+clocks and threads. `batches.py`, `records.py`, `timers.py` and `methods.py` make the calls. They
+must not know where they run: the hosts have the clock, the rows, the letters and the reports.
 """

@@ -14,10 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol, assert_never
 
-from kclrun.calling.tracebacks import Failure, describe
-from kclrun.codec.kpl import drop_until
-from kclrun.consuming.delivery import RowScope, attempt, host_fault
-from kclrun.consuming.failures import (
+from kclrun.calling.delivery import RowScope, attempt, host_fault
+from kclrun.calling.failures import (
     BatchRun,
     Breaker,
     Finished,
@@ -28,7 +26,9 @@ from kclrun.consuming.failures import (
     Step,
     checked,
 )
-from kclrun.consuming.retry_later import RetryLaters, Waited
+from kclrun.calling.retry_later import RetryLaters, Waited
+from kclrun.calling.tracebacks import Failure, describe
+from kclrun.codec.kpl import drop_until
 from kclrun.errors import FailedRecords, RetryLater
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
@@ -261,8 +261,12 @@ class BatchSteps:
     def _plan(self, indexes: Sequence[int]) -> None:
         """The next call has these records of the batch."""
         records = self._records
-        is_whole = len(indexes) == len(records)
-        self._given = records if is_whole else [records[index] for index in indexes]
+        if len(indexes) == len(records):
+            self._given = records
+        elif isinstance(indexes, range):
+            self._given = records[indexes.start : indexes.stop]
+        else:
+            self._given = [records[index] for index in indexes]
         is_to_the_end = indexes[-1] == len(records) - 1
         self._upto = self._last if is_to_the_end else self._given[-1].position
 

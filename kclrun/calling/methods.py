@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, assert_never
 
+from kclrun.calling.delivery import Attempts, GiveUp, RetryAfter, RowScope, attempt, host_fault
 from kclrun.calling.tracebacks import Failure, describe
-from kclrun.consuming.delivery import Attempts, GiveUp, RetryAfter, RowScope, attempt, host_fault
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.sequence import ExtendedSequenceNumber
 
@@ -76,16 +76,16 @@ class MethodCalls:
             try:
                 attempt(call, rows, covers, host.durable)
             except BaseException as error:
-                if host.ends_run(where, error):
-                    raise
-                attempts = attempts or Attempts(where, self._policy)
-                pause_s = self._raised(error, attempts)
-            else:
-                if attempts is not None:
-                    host.recovered(where, attempts.failed + 1)
-                return True
-            if pause_s is None or not host.rest(where, pause_s):
-                return False
+                if not host.ends_run(where, error):
+                    attempts = attempts or Attempts(where, self._policy)
+                    pause_s = self._raised(error, attempts)
+                    if pause_s is not None and host.rest(where, pause_s):
+                        continue
+                    return False
+                raise
+            if attempts is not None:
+                host.recovered(where, attempts.failed + 1)
+            return True
 
     def _raised(self, error: BaseException, attempts: Attempts) -> float | None:
         """Returns: the pause before the call is repeated; None if it is given up."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from kclrun.calling.delivery import RowScope
 from kclrun.calling.methods import MethodCalls
-from kclrun.consuming.delivery import RowScope
-from kclrun.consuming.timers import GROUP_MAX, TimerRun
+from kclrun.calling.timer_run import GROUP_MAX, TimerRun
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.state.timers import Timer
 

@@ -19,8 +19,7 @@ from typing import Final
 
 import msgspec
 
-import kclrun
-from kclrun.consuming.delivery import error_words
+from kclrun.calling.delivery import error_words
 from kclrun.errors import UndecodableRecord
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -40,7 +39,7 @@ _LOOPS: Final = (
     ast.DictComp,
     ast.GeneratorExp,
 )
-_OURS: Final = f"{Path(kclrun.__file__).parent}{os.sep}"
+_OURS: Final = f"{Path(__file__).parent.parent}{os.sep}"
 _LIBRARY: Final = tuple(
     sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )

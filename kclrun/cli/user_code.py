@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kclrun.calling.method_checks import why_misfit
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.messages import echo
 from kclrun.cli.trial_import import Loaded, try_import
@@ -27,7 +28,6 @@ from kclrun.emit_calls import refuse_state_uses, refuse_unknown_outputs
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.loading import ASYNC_RECORDS, BATCHES, GLUE, import_paths
 from kclrun.manager.launcher import lease_environment
-from kclrun.record_calls.fitting import why_misfit
 
 
 def output_folder(settings: Settings) -> Path | None:

@@ -14,9 +14,7 @@ from typing import Final, assert_never, overload
 import msgspec
 
 from kclrun.calling.batches import BatchSteps, Raised, StepHost
-from kclrun.calling.tracebacks import Failure
-from kclrun.consuming import commands, events
-from kclrun.consuming.delivery import (
+from kclrun.calling.delivery import (
     Call,
     ConfirmEnd,
     ConfirmStop,
@@ -25,7 +23,9 @@ from kclrun.consuming.delivery import (
     StartBatch,
     error_words,
 )
-from kclrun.consuming.failures import Finished, Give, Halt, LetGo, Rest
+from kclrun.calling.failures import Finished, Give, Halt, LetGo, Rest
+from kclrun.calling.tracebacks import Failure
+from kclrun.consuming import commands, events
 from kclrun.consuming.policy import EVERY_S, Pacing, batch_records_max
 from kclrun.consuming.subscribing import SubscriptionPlan
 from kclrun.errors import LeaseLost, Unavailable
@@ -77,9 +77,15 @@ class _Batch(msgspec.Struct):
 class _Records(Sequence[Record]):
     """The records of a batch, as far as a driver reads them: their positions, made when read."""
 
-    def __init__(self, first: int, last: int, position: Callable[[int], ExtendedSequenceNumber]):
-        self._numbers = range(first, last + 1)
+    def __init__(
+        self,
+        numbers: range,
+        position: Callable[[int], ExtendedSequenceNumber],
+        made: dict[int, Record] | None = None,
+    ) -> None:
+        self._numbers = numbers
         self._position = position
+        self._made: dict[int, Record] = {} if made is None else made
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -88,28 +94,22 @@ class _Records(Sequence[Record]):
     def __getitem__(self, index: int) -> Record: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
+    def __getitem__(self, index: slice) -> _Records: ...
 
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+    def __getitem__(self, index: int | slice) -> Record | _Records:
         if isinstance(index, slice):
-            return [self._record(number) for number in self._numbers[index]]
-        return self._record(self._numbers[index])
-
-    def _record(self, number: int) -> Record:
-        return Record(b"", "", self._position(number).sequence_number)
-
-
-class _DrawnError(ValueError):
-    """User code raises as drawn. `position` is that of the record that its traceback shows."""
-
-    def __init__(self, position: ExtendedSequenceNumber | None) -> None:
-        super().__init__("as drawn")
-        self.position = position
+            return _Records(self._numbers[index], self._position, self._made)
+        number = self._numbers[index]
+        record = self._made.get(number)
+        if record is None:
+            record = Record(b"", "", self._position(number).sequence_number)
+            self._made[number] = record
+        return record
 
 
 class SimulatedDeliveryQueue(StepHost):
     """A poll each idle interval brings the records that have arrived, or with `fan_out` an event at
-    once; user code behaves as `user_code.py` draws. As in a lease process `consuming/delivery.py`
+    once; user code behaves as `user_code.py` draws. As in a lease process `calling/delivery.py`
     decides about its calls, `calling/batches.py` about the calls of a batch, and
     `consuming/subscribing.py` about subscriptions.
 
@@ -160,7 +160,9 @@ class SimulatedDeliveryQueue(StepHost):
         self.cpu_s = 0.0  # that the process has used
         self.busy_since = Instant(0.0)  # as in the status: 0 while user code is not running
         self._batch: _Batch | None = None
-        self._error: BaseException | None = None  # of the last call that raised
+        # Of the last call that raised, and the record that its traceback shows.
+        self._error: BaseException | None = None
+        self._shown: ExtendedSequenceNumber | None = None
         self._requests = itertools.count(1)
         self._waits_for: tuple[int, Callable[[commands.AnswerCheckpoint], None]] | None = None
         self._durable: ExtendedSequenceNumber | None = None
@@ -397,7 +399,7 @@ class SimulatedDeliveryQueue(StepHost):
         batch = self._batch = _Batch(first, last, position, (first, last))
         self._delivered = last
         position_of = partial(self._stream.position, self._key)
-        self._calls.begin(_Records(first, last, position_of), position)
+        self._calls.begin(_Records(range(first, last + 1), position_of), position)
         self._give(batch, self._user_code.begin)
         payload_bytes = size * self._stream.traffic.record_bytes
         self.cpu_s += payload_bytes * _CPU_S_PER_BYTE
@@ -450,10 +452,7 @@ class SimulatedDeliveryQueue(StepHost):
 
     def _over(self, batch: _Batch, attempt: Attempt, poison: int | None) -> None:
         if attempt.raises or poison is not None:
-            # The traceback of user code of every second batch shows the record.
-            is_shown = poison is not None and batch.first % 2 == 0
-            at = self._stream.position(self._key, poison) if poison and is_shown else None
-            self._raised(batch, _DrawnError(at))
+            self._raised(batch, ValueError("as drawn"), poison)
         else:
             if self._calls.has_raised:
                 self._observer.coverage.seen("user_code_raised_and_held")
@@ -473,7 +472,11 @@ class SimulatedDeliveryQueue(StepHost):
         self._batch = None
         self._post(events.BatchProcessed(batch.position))
 
-    def _raised(self, batch: _Batch, error: Exception) -> None:
+    def _raised(self, batch: _Batch, error: Exception, poison: int | None = None) -> None:
+        """`poison` is the record that the traceback shows; user code of every second batch shows
+        none."""
+        is_shown = poison is not None and batch.first % 2 == 0
+        self._shown = self._stream.position(self._key, poison) if poison and is_shown else None
         self._observer.batch_raised(self._reader, batch.given[0])
         self._calls.raised(error)
         self._step(batch)
@@ -530,8 +533,7 @@ class SimulatedDeliveryQueue(StepHost):
         pass
 
     def describe(self, error: BaseException, records: Sequence[Record]) -> Failure:  # noqa: ARG002
-        position = error.position if isinstance(error, _DrawnError) else None
-        return Failure(error_words(error), position=position)
+        return Failure(error_words(error), position=self._shown)
 
     def raised(self, raised: Raised) -> None:
         self._error = raised.error

@@ -1,7 +1,7 @@
 """Pending timers of a shard, and its watermark: entries of the state under names that user code
 cannot use. So versions, restores, splits and merges need no rule for them.
 
-Must not know: when a timer fires (`consuming/timers.py`), clocks, user code.
+Must not know: when a timer fires (`calling/timer_run.py`), clocks, user code.
 """
 
 from __future__ import annotations

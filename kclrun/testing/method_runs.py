@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable
 
 from kclrun.calling.methods import MethodCalls, MethodHost, MethodRaised
+from kclrun.calling.timer_run import TimerRun
 from kclrun.calling.timers import TimerCalls, TimerHost
-from kclrun.consuming.timers import TimerRun
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import IDLE_TICKS, ExtendedSequenceNumber

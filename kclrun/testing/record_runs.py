@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TextIO
 
+from kclrun.calling.records import CallTerms, RecordCalls, RecordHost, Records, Stop
+from kclrun.calling.runners import Call, Ended, InlineRunner, LoopRunner, MakeThread, Runner
 from kclrun.calling.tracebacks import describe
 from kclrun.errors import ProcessorError, RetryLater
 from kclrun.model.policies import Concurrency
@@ -21,8 +23,6 @@ from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.processor import KeptRow, RecordContext, RecordProcessor, is_asynchronous
-from kclrun.record_calls.calls import CallTerms, RecordCalls, RecordHost, Records, Stop
-from kclrun.record_calls.runners import Call, Ended, InlineRunner, LoopRunner, MakeThread, Runner
 from kclrun.state.keyed import Undoable
 from kclrun.testing.crashes import ends_test
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
+from kclrun.calling.method_checks import NO_ORDER, require_fit
+from kclrun.calling.records import CallTerms
 from kclrun.codec.values import Decode, decoder_of_type, decoding, is_value_type
 from kclrun.errors import ProcessorError, ProcessorLoadError, StaleCheckpoint
 from kclrun.loading import decoded_options, load_decoding
@@ -27,8 +29,6 @@ from kclrun.processor import (
     fires_timers,
     refuse_deferred,
 )
-from kclrun.record_calls.calls import CallTerms
-from kclrun.record_calls.fitting import NO_ORDER, require_fit
 from kclrun.state.event_times import EventTimes
 from kclrun.state.timers import Step, Timer
 from kclrun.testing.batch_runs import BatchKit

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from kclrun.consuming.timers import TimerRun
+from kclrun.calling.timer_run import TimerRun
 from kclrun.errors import SettingsError, SinkError, StaleCheckpoint
 from kclrun.model.output import MAIN_OUTPUT, no_output
 from kclrun.model.sequence import ExtendedSequenceNumber

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kclrun.calling.batches import PROCESS_RECORDS, BatchCalls, BatchHost, Raised
+from kclrun.calling.delivery import RowScope
+from kclrun.calling.retry_later import Waited
 from kclrun.calling.tracebacks import Failure
-from kclrun.consuming.delivery import RowScope
-from kclrun.consuming.retry_later import Waited
 from kclrun.ipc.board import boottime
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record

@@ -12,11 +12,13 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
 from kclrun.calling.batches import PROCESS_RECORDS
+from kclrun.calling.delivery import Call, ConfirmStop, RowScope, host_fault
+from kclrun.calling.records import CallTerms, RecordCalls, RecordHost, Records, Stop
+from kclrun.calling.retry_later import RetryLaters
+from kclrun.calling.runners import PROCESS_RECORD, MakeThread
+from kclrun.calling.timer_run import Quiet, TimerRun
 from kclrun.calling.tracebacks import Failure, describe
 from kclrun.consuming import commands, events
-from kclrun.consuming.delivery import Call, ConfirmStop, RowScope, host_fault
-from kclrun.consuming.retry_later import RetryLaters
-from kclrun.consuming.timers import Quiet, TimerRun
 from kclrun.errors import HostFailed, RetryLater, SinkError
 from kclrun.ipc.board import boottime
 from kclrun.model.lease import Lease
@@ -32,8 +34,6 @@ from kclrun.protocol.reports import (
     ProcessorWaited,
     Report,
 )
-from kclrun.record_calls.calls import CallTerms, RecordCalls, RecordHost, Records, Stop
-from kclrun.record_calls.runners import PROCESS_RECORD, MakeThread
 from kclrun.state.keyed import Undoable
 from kclrun.worker.batch_delivering import BatchDelivery
 from kclrun.worker.delivery_queue import (
@@ -308,13 +308,13 @@ class Deliverer:
             return self._methods.run(INITIALIZE, lambda: self._begin(row))
         except BaseException as error:
             fault = host_fault(error)
-            if fault is None:
-                raise
-            # No wait here: the manager starts the next process after a pause that grows, or gives
-            # the lease to another host.
-            self._queue.halt()
-            self._broke(HostFailed(f"{INITIALIZE} failed: {fault}"))
-            return False
+            if fault is not None:
+                # No wait here: the manager starts the next process after a pause that grows, or
+                # gives the lease to another host.
+                self._queue.halt()
+                self._broke(HostFailed(f"{INITIALIZE} failed: {fault}"))
+                return False
+            raise
 
     def _begin(self, row: Lease) -> None:
         self._token, self._done = row.counter, row.checkpoint

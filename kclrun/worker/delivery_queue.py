@@ -1,7 +1,7 @@
 """The queue between the threads: pages fetched ahead, the permit, and calls of user code.
 
 The fetch thread puts pages on it, the lease thread the commands of the core. The main thread takes
-its next task, as `consuming/delivery.py` decides. The queue is bounded in bytes and records [I12].
+its next task, as `calling/delivery.py` decides. The queue is bounded in bytes and records [I12].
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.consuming.commands import AllowDelivery, AnswerCheckpoint, CheckpointAnswer
-from kclrun.consuming.delivery import (
+from kclrun.calling.delivery import (
     Call,
     ConfirmEnd,
     ConfirmStop,
@@ -27,6 +26,7 @@ from kclrun.consuming.delivery import (
     Repetition,
     StartBatch,
 )
+from kclrun.consuming.commands import AllowDelivery, AnswerCheckpoint, CheckpointAnswer
 from kclrun.consuming.events import CheckpointRequested, Event
 from kclrun.errors import LeaseLost, StaleCheckpoint
 from kclrun.model.record import Record

@@ -13,10 +13,11 @@ import msgspec
 
 from kclrun import errors
 from kclrun.aws.fan_out import FanOut
+from kclrun.calling.runners import MakeThread
+from kclrun.calling.timer_run import Quiet
 from kclrun.codec.kpl import KplRange, drop_until, open_in_parts
 from kclrun.consuming.hot_keys import KeyMeter, ShardHeat
 from kclrun.consuming.policy import Pacing
-from kclrun.consuming.timers import Quiet
 from kclrun.model.reading import FetchedPage, HeadWatch, PageCursor, Replay
 from kclrun.model.record import Record, StartPoint
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -26,7 +27,6 @@ from kclrun.model.time import Instant
 from kclrun.model.wire import WireEndpoint
 from kclrun.ports import Outage, ShardReader, ShardSubscriber, StreamAdmin, next_page
 from kclrun.protocol.trimming import ExpiryWatch
-from kclrun.record_calls.runners import MakeThread
 from kclrun.worker.delivery_queue import DeliveryQueue, Page
 from kclrun.worker.sharing import RestS, daemon_thread
 

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from kclrun.calling.delivery import destination_pause_s
 from kclrun.calling.tracebacks import Failure
 from kclrun.consuming import events
-from kclrun.consuming.delivery import destination_pause_s
 from kclrun.errors import LetterTooLarge, SinkError
 from kclrun.ipc.board import StartSpec
 from kclrun.model.lease import Lease, LeaseKey, OwnerId

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
+from kclrun.calling.delivery import destination_pause_s
+from kclrun.calling.runners import MakeThread
 from kclrun.codec.row_lines import encode_row
 from kclrun.consuming import events
 from kclrun.consuming.commands import CommitOutputs
-from kclrun.consuming.delivery import destination_pause_s
 from kclrun.destinations import open_kept, open_output, open_versions
 from kclrun.errors import ServiceError, SettingsError, SinkError
 from kclrun.ipc.board import StartSpec, boottime
@@ -42,7 +43,6 @@ from kclrun.protocol.reports import (
     ProcessWarned,
     Report,
 )
-from kclrun.record_calls.runners import MakeThread
 from kclrun.sinks.emitted_rows import CursorRows, EmittedRows
 from kclrun.sinks.outbox import BoxedOutput, Decided
 from kclrun.sinks.state_versions import StateVersions

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
+from kclrun.calling.runners import MakeThread
 from kclrun.consuming import commands, events
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import WORKER_STATES
@@ -34,7 +35,6 @@ from kclrun.model.wire import WireCredentials
 from kclrun.ports import LeaseTable, Pump, StreamAdmin
 from kclrun.protocol import reports, writes
 from kclrun.protocol.status import LeaseStatus
-from kclrun.record_calls.runners import MakeThread
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueView
 from kclrun.worker.fetching import FetchView, FetchWatch
 from kclrun.worker.look_ups import Ask, LookUps

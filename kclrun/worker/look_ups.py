@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from kclrun.calling.runners import MakeThread
 from kclrun.consuming import events
 from kclrun.errors import ServiceError
 from kclrun.model.time import Instant
-from kclrun.record_calls.runners import MakeThread
 
 Ask = Callable[[], events.Event]
 

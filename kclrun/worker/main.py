@@ -26,17 +26,19 @@ from kclrun.aws.fan_out import FanOutReader
 from kclrun.aws.http import CONNECTIONS_MAX
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.wire import HeldCredentials, WireClient
+from kclrun.calling.delivery import RowScope, host_fault
+from kclrun.calling.method_checks import require_fit
+from kclrun.calling.records import CallTerms
+from kclrun.calling.timer_run import TimerRun
 from kclrun.calling.tracebacks import Failure
 from kclrun.codec.values import Decode
 from kclrun.config.observing import TRACE_CONTEXT
 from kclrun.consuming.commands import ExitCause
-from kclrun.consuming.delivery import RowScope, host_fault
 from kclrun.consuming.events import ReleaseRequested, Ticked
 from kclrun.consuming.hot_keys import KeyMeter
 from kclrun.consuming.policy import LifePolicy, Pacing, batch_records_max, first_start
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import State
-from kclrun.consuming.timers import TimerRun
 from kclrun.destinations import open_letters, open_registry
 from kclrun.errors import HostFailed, SinkError
 from kclrun.ipc import exit_codes, messages
@@ -67,8 +69,6 @@ from kclrun.processor import (
 )
 from kclrun.protocol.reports import DEAD_LETTER, ProcessBroke, StartUnclaimed
 from kclrun.protocol.trimming import ExpiryWatch
-from kclrun.record_calls.calls import CallTerms
-from kclrun.record_calls.fitting import require_fit
 from kclrun.sinks.durable_files import keep_from_children
 from kclrun.state.event_times import EventTimes
 from kclrun.worker import tampering

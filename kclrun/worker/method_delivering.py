@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kclrun.calling.delivery import host_fault
 from kclrun.calling.methods import MethodCalls, MethodHost, MethodRaised
 from kclrun.calling.timers import ON_TIMER
-from kclrun.consuming.delivery import host_fault
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.protocol.reports import ProcessorFailed, ProcessorRecovered, Report

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from kclrun.calling.delivery import destination_pause_s
 from kclrun.consuming import events
 from kclrun.consuming.commands import CommitOutputs
-from kclrun.consuming.delivery import destination_pause_s
 from kclrun.errors import LimitExceeded, RowsRefused, SettingsError, SinkError, Superseded
 from kclrun.model.output import CHANGED_OUTSIDE, EMITTED_OUTSIDE, Cursor, naming_output
 from kclrun.model.sequence import ExtendedSequenceNumber

@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from kclrun.calling.delivery import RowScope
 from kclrun.calling.methods import MethodCalls
+from kclrun.calling.timer_run import Quiet, TimerRun, is_of_idle
 from kclrun.calling.timers import ON_TIMER, TimerCalls, TimerHost
 from kclrun.consuming import events
-from kclrun.consuming.delivery import RowScope
-from kclrun.consuming.timers import Quiet, TimerRun, is_of_idle
 from kclrun.errors import LeaseLost
 from kclrun.ipc.board import boottime
 from kclrun.model.sequence import IDLE_TICKS, ExtendedSequenceNumber

@@ -22,11 +22,12 @@ PURE_FILES += [
     if (ROOT / "local" / f"{name}.py").exists()
 ]
 
-# What decides about the machine, about batches, offsets and ranges on Spark, and about requests in
-# the producer.
+# What decides about calls of user code, about the machine, about batches, offsets and ranges on
+# Spark, and about requests in the producer.
 PURE_FILES += [
     ROOT / room / f"{name}.py"
     for room, names in {
+        "calling": ("concurrency", "delivery", "failures", "retry_later", "timer_run"),
         "sinks": ("flow_control", "pending_records"),
         "spark": (
             "lineage",

@@ -7,6 +7,7 @@ from typing import Final
 
 from bench.figures import Figure, Target, figure, paired_ratios
 from bench.measuring import interleaved, timed
+from kclrun.calling.records import CallTerms
 from kclrun.consuming import commands, events
 from kclrun.ipc.board import boottime
 from kclrun.model.lease import Lease, LeaseKey
@@ -15,7 +16,6 @@ from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.processor import Checkpointer, Context, KeptRow, RecordContext, RecordProcessor
-from kclrun.record_calls.calls import CallTerms
 from kclrun.state.keyed import Undoable
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Page, QueueLimits

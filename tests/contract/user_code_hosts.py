@@ -7,6 +7,7 @@ import threading
 import time
 from unittest import mock
 
+from kclrun.calling.records import CallTerms
 from kclrun.cli.dead_letters.user_process import LetterRows, RedriveJob, redriven
 from kclrun.consuming import commands, events
 from kclrun.errors import ProcessorError
@@ -16,7 +17,6 @@ from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.processor import Context, KeptRow, RecordProcessor
 from kclrun.protocol.reports import ProcessorFailed
-from kclrun.record_calls.calls import CallTerms
 from kclrun.spark.processors.hosting import ProcessorHost, ProcessorJob
 from kclrun.testing import runs
 from tests.patience import HUNG_S

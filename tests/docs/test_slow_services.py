@@ -5,7 +5,7 @@ import sys
 import pytest
 import yaml
 
-from kclrun.record_calls.fitting import require_fit
+from kclrun.calling.method_checks import require_fit
 from kclrun.testing import assert_any_order_gives_the_same, make_record, run_processor
 from tests.docs import pages
 from tests.docs.blocks import blocks_of

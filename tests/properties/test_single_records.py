@@ -6,8 +6,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.consuming.concurrency import RecordWindow, Settled
-from kclrun.consuming.failures import Breaker, LetGo
+from kclrun.calling.concurrency import RecordWindow, Settled
+from kclrun.calling.failures import Breaker, LetGo
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.time import Instant, WallTime

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 from kclrun.aws.rows import decode_row, encode_row
+from kclrun.calling.delivery import ConfirmStop
+from kclrun.calling.records import CallTerms
+from kclrun.calling.runners import Ended
+from kclrun.calling.timer_run import Quiet, TimerRun
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.consuming import events, timers
 from kclrun.consuming.commands import AllowDelivery, AnswerCheckpoint, CheckpointAnswer
-from kclrun.consuming.delivery import ConfirmStop
-from kclrun.consuming.timers import Quiet, TimerRun
 from kclrun.model.lease import Lease
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.time import Instant, WallTime
 from kclrun.processor import Checkpointer, Context, RecordProcessor
-from kclrun.record_calls.calls import CallTerms
-from kclrun.record_calls.runners import Ended
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import Counter, LiveEntries, State

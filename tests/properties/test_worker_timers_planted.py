@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from kclrun.calling import timer_run
+from kclrun.calling.timer_run import TimerRun
 from kclrun.calling.timers import TimerCalls
-from kclrun.consuming import timers
-from kclrun.consuming.timers import TimerRun
 from kclrun.model.sequence import IDLE_TICKS
 from kclrun.worker import timer_delivering
 from kclrun.worker.timer_delivering import TimerDelivery
@@ -63,7 +63,7 @@ PLANTED: dict[str, list[tuple[Any, str, Any]]] = {
         (TimerRun, "is_event_due", lambda _: False),
     ],
     "a group of timers passes a cursor": [
-        (TimerRun, "group_max", lambda *_: timers.GROUP_MAX),
+        (TimerRun, "group_max", lambda *_: timer_run.GROUP_MAX),
     ],
     "batches join though the watermark moves": [
         (TimerRun, "may_join", property(lambda _: True)),

@@ -4,8 +4,10 @@ order of calls, failures, commits and crashes of a few records over the parts as
 import msgspec
 import pytest
 
+from kclrun.calling.concurrency import RecordWindow
+from kclrun.calling.records import CallTerms, RecordCalls
+from kclrun.calling.runners import Ended, InlineRunner
 from kclrun.consuming.commands import CommitOutputs
-from kclrun.consuming.concurrency import RecordWindow
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
@@ -13,8 +15,6 @@ from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import Instant, WallTime
 from kclrun.processor import Context, RecordProcessor
-from kclrun.record_calls.calls import CallTerms, RecordCalls
-from kclrun.record_calls.runners import Ended, InlineRunner
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.chain import read_chain
 from kclrun.state.keyed import LiveEntries

@@ -5,8 +5,8 @@ import functools
 
 import pytest
 
+from kclrun.calling.timer_run import TimerRun
 from kclrun.consuming.outputs import OutputCommits
-from kclrun.consuming.timers import TimerRun
 from kclrun.sinks import state_versions
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.timers import entry_of

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kclrun.calling.batches import BatchCalls, BatchHost, Raised
+from kclrun.calling.delivery import RowScope
+from kclrun.calling.retry_later import Waited
 from kclrun.calling.tracebacks import Failure
-from kclrun.consuming.delivery import RowScope
-from kclrun.consuming.retry_later import Waited
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber

@@ -1,7 +1,7 @@
 """Timers of event time among the records of a range: where a call ends, and which timers then fire.
 
-The records alone decide both (`consuming/timers.py`), so a range that is read again, or in pages of
-other sizes, has the same calls, rows and state [K18].
+The records alone decide both (`calling/timer_run.py`), so a range that is read again, or in pages
+of other sizes, has the same calls, rows and state [K18].
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from kclrun.calling.delivery import RowScope
 from kclrun.calling.methods import MethodCalls
+from kclrun.calling.timer_run import TimerRun
 from kclrun.calling.timers import TimerCalls, TimerHost
-from kclrun.consuming.delivery import RowScope
-from kclrun.consuming.timers import TimerRun
 from kclrun.errors import ProcessorLoadError
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber

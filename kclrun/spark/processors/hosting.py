@@ -18,11 +18,14 @@ import msgspec
 import pyarrow as pa
 
 from kclrun.calling.batches import PROCESS_RECORDS
+from kclrun.calling.delivery import RowScope, error_words
+from kclrun.calling.method_checks import require_fit
+from kclrun.calling.records import CallTerms
+from kclrun.calling.runners import PROCESS_RECORD
 from kclrun.calling.timers import ON_TIMER
 from kclrun.calling.tracebacks import FRAMES_MAX, Failure, describe, is_ours
 from kclrun.codec.row_lines import ROW_BYTES_MAX, encode_row
 from kclrun.codec.values import Decode
-from kclrun.consuming.delivery import RowScope, error_words
 from kclrun.errors import (
     LimitExceeded,
     ProcessorError,
@@ -46,9 +49,6 @@ from kclrun.processor import (
     fires_timers,
     unused_event_time,
 )
-from kclrun.record_calls.calls import CallTerms
-from kclrun.record_calls.fitting import require_fit
-from kclrun.record_calls.runners import PROCESS_RECORD
 from kclrun.spark.executor.reading import cuts
 from kclrun.spark.keyed.names import QueryPlace
 from kclrun.spark.keyed.shard_state import ShardState
@@ -298,7 +298,7 @@ class ProcessorHost:
     It follows the contracts of `kclrun.processor`, as the fleet does. A call that raises is
     repeated after the pauses of `on_error`, and its rows are taken back. After the last repetition
     the task fails, and Spark may run the whole range again elsewhere. With `on_error.then` as
-    `dead-letter` or `skip`, only the records at fault are given up, as `consuming/failures.py`
+    `dead-letter` or `skip`, only the records at fault are given up, as `calling/failures.py`
     decides; no other record is skipped [I9]. `keep_letter` keeps a letter durably, before the task
     can return [I13]; if it raises SinkError, the task fails.
 

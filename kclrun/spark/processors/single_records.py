@@ -1,7 +1,7 @@
 """Single records of a range, in a Python worker of Spark: the host of `process_record`.
 
-`record_calls/` makes the calls. Unlike a lease of the fleet, a task never stops between records,
-and no record joins later; where a lease would halt, the task fails.
+`calling/records.py` makes the calls. Unlike a lease of the fleet, a task never stops between
+records, and no record joins later; where a lease would halt, the task fails.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from kclrun.calling.delivery import error_words
+from kclrun.calling.records import CallTerms, RecordCalls, RecordHost, Stop
+from kclrun.calling.retry_later import RetryLaters
 from kclrun.calling.tracebacks import Failure, describe
-from kclrun.consuming.delivery import error_words
-from kclrun.consuming.retry_later import RetryLaters
 from kclrun.errors import RetryLater
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.processor import KeptRow
-from kclrun.record_calls.calls import CallTerms, RecordCalls, RecordHost, Stop
 from kclrun.state.keyed import Undoable
 
 _log = logging.getLogger(__name__)

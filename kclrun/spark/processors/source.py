@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
+from kclrun.calling.method_checks import require_fit
 from kclrun.config.policies import concurrency_of, error_policy
 from kclrun.config.processing import ConcurrencySettings
 from kclrun.config.schema import (
@@ -30,7 +31,6 @@ from kclrun.loading import decoded_options, load_decoding, load_processor
 from kclrun.model.output import MAIN_OUTPUT
 from kclrun.model.policies import Order, Then
 from kclrun.ports import LetterStore
-from kclrun.record_calls.fitting import require_fit
 from kclrun.spark.engine.versions import installed
 from kclrun.spark.executor.reading import ReadPage, read_ranges
 from kclrun.spark.keyed.names import BEGINS, BatchState, QueryPlace, lineage_of, marked, unmarked

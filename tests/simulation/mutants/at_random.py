@@ -62,10 +62,8 @@ QUICK: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "calling": (
         "tests/contract/test_user_code.py",
-        "tests/unit/worker/test_worker_delivering.py",
-        "tests/unit/testing",
-    ),
-    "record_calls": (
+        "tests/contract/test_user_records.py",
+        "tests/contract/test_user_timers.py",
         "tests/unit/worker/test_worker_single_records.py",
         "tests/unit/worker/test_worker_delivering.py",
         "tests/unit/testing",
@@ -73,7 +71,7 @@ QUICK: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "simulation": ("tests/unit/cli/test_cli_simulate.py",),
     "state": (
-        "tests/unit/consuming/test_timers.py",
+        "tests/unit/calling/test_timers.py",
         "tests/unit/worker/test_lease_state.py",
         "tests/unit/sinks/test_local_state.py",
         "tests/unit/cli/test_cli_state.py",
@@ -86,6 +84,12 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/properties/test_aws_http_answers.py",
         "tests/properties/test_aws_requests.py",
         "tests/properties/test_aws_rows.py",
+    ),
+    "calling": (
+        "tests/properties/test_single_records.py",
+        "tests/properties/test_worker_timers.py",
+        "tests/simulation/test_tiny_record_state.py",
+        "tests/simulation/test_storms.py",
     ),
     "cli": (
         "tests/processes/test_cli_lease_verbs.py",
@@ -119,10 +123,6 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "page": ("tests/processes/test_page_incident.py",),
     "protocol": ("tests/contract", "tests/simulation/test_tiny_worlds.py"),
-    "record_calls": (
-        "tests/properties/test_single_records.py",
-        "tests/simulation/test_tiny_record_state.py",
-    ),
     "simulation": ("tests/simulation/test_storms.py",),
     "sinks": (
         "tests/properties/test_sinks_emitted_rows.py",
@@ -142,7 +142,7 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
 }
 PACKAGES: Final = (
     "aws", "calling", "cli", "codec", "compat", "config", "consuming", "ipc", "leases", "lifecycle",
-    "local", "manager", "model", "observe", "page", "protocol", "reading", "record_calls",
+    "local", "manager", "model", "observe", "page", "protocol", "reading",
     "simulation", "sinks", "spark", "state", "testing", "worker",
 )  # fmt: skip
 KEPT: Final = ROOT / "build" / "mutants"

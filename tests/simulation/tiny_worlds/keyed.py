@@ -11,8 +11,8 @@ from typing import ClassVar
 
 import msgspec
 
+from kclrun.calling.timer_run import TimerRun
 from kclrun.consuming import commands, events
-from kclrun.consuming.timers import TimerRun
 from kclrun.errors import SettingsError
 from kclrun.model.record import Record
 from kclrun.model.shard import ALL_HASH_KEYS

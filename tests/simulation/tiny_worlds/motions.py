@@ -8,9 +8,9 @@ thing after the other, as the real ones do.
 
 from collections import deque
 
+from kclrun.calling.delivery import ConfirmEnd, ConfirmStop, StartBatch
 from kclrun.consuming import commands as worker_commands
 from kclrun.consuming import events as worker_on
-from kclrun.consuming.delivery import ConfirmEnd, ConfirmStop, StartBatch
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.leases import commands as manager_commands

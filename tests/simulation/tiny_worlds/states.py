@@ -8,7 +8,7 @@ states are the same.
 from copy import copy
 from typing import NamedTuple
 
-from kclrun.consuming.delivery import Delivery
+from kclrun.calling.delivery import Delivery
 
 # Every host was booted so long before: older instants than any rule asks for exist from the start.
 BOOTED_S = 1000.0

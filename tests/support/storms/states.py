@@ -20,10 +20,10 @@ from unittest import mock
 import msgspec
 
 import kclrun.worker.outputs
+from kclrun.calling.concurrency import RecordWindow, Settled
+from kclrun.calling.failures import Halt, LetGo
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.consuming import commands, events
-from kclrun.consuming.concurrency import RecordWindow, Settled
-from kclrun.consuming.failures import Halt, LetGo
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.states import State
 from kclrun.errors import SettingsError, SinkError

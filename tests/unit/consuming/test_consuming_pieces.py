@@ -4,9 +4,9 @@ import errno
 
 import pytest
 
+from kclrun.calling.delivery import GiveUp, RetryAfter, decision_after, host_fault
 from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
 from kclrun.consuming.commands import AnswerCheckpoint, CheckpointAnswer
-from kclrun.consuming.delivery import GiveUp, RetryAfter, decision_after, host_fault
 from kclrun.consuming.policy import (
     EVERY_S,
     FLOOR_S,

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from kclrun.calling.delivery import host_fault
 from kclrun.codec.row_lines import ROW_BYTES_MAX, encode_row
-from kclrun.consuming.delivery import host_fault
 from kclrun.errors import InvariantViolation, LimitExceeded, SinkError
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.sinks import emitted_rows, marks

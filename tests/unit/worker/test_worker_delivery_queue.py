@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from kclrun.calling.delivery import ConfirmStop
 from kclrun.consuming.commands import (
     AllowDelivery,
     AnswerCheckpoint,
@@ -13,7 +14,6 @@ from kclrun.consuming.commands import (
     CallShutdownRequested,
     CheckpointAnswer,
 )
-from kclrun.consuming.delivery import ConfirmStop
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.worker.delivery_queue import (

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from kclrun.calling.records import CallTerms
+from kclrun.calling.runners import LoopRunner
 from kclrun.codec.values import decoding
 from kclrun.consuming import commands, events
 from kclrun.errors import HaltShard, RetryLater, SinkError
@@ -22,8 +24,6 @@ from kclrun.protocol.reports import (
     ProcessorWaited,
     RecordGivenUp,
 )
-from kclrun.record_calls.calls import CallTerms
-from kclrun.record_calls.runners import LoopRunner
 from kclrun.state.keyed import LiveEntries, State
 from kclrun.worker.sharing import daemon_thread
 from tests.patience import HUNG_S

@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 
 from kclrun import errors
-from kclrun.consuming.delivery import Attempts, GiveUp, RetryAfter
+from kclrun.calling.delivery import Attempts, GiveUp, RetryAfter
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber

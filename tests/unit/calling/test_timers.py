@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from kclrun.consuming.timers import TimerRun
+from kclrun.calling.timer_run import TimerRun
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.state.chain import Entries

@@ -5,16 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from kclrun.consuming import concurrency
-from kclrun.consuming.concurrency import AHEAD_MAX
+from kclrun.calling import concurrency
+from kclrun.calling import records as module
+from kclrun.calling.concurrency import AHEAD_MAX
+from kclrun.calling.records import CallTerms, RecordCalls, RecordHost, Stop
+from kclrun.calling.runners import Ended, runner_of
 from kclrun.errors import SinkError
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.processor import Context, KeptRow, RecordProcessor
-from kclrun.record_calls import calls as module
-from kclrun.record_calls.calls import CallTerms, RecordCalls, RecordHost, Stop
-from kclrun.record_calls.runners import Ended, runner_of
 from kclrun.sinks.flow_control import ProducerSettings
 from kclrun.state.keyed import LiveEntries, State
 

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
+from kclrun.calling import runners as module
+from kclrun.calling.runners import InlineRunner, LoopRunner, ThreadRunner, runner_of
 from kclrun.errors import ProcessorLoadError
 from kclrun.model.policies import Concurrency
 from kclrun.model.record import Record
 from kclrun.processor import RecordProcessor
-from kclrun.record_calls import runners as module
-from kclrun.record_calls.runners import InlineRunner, LoopRunner, ThreadRunner, runner_of
 from tests.patience import HUNG_S
 
 

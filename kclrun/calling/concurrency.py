@@ -25,7 +25,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from kclrun.consuming.failures import (
+from kclrun.calling.failures import (
     OUTAGE_AFTER,
     BatchRun,
     Breaker,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.consuming.failures import (
+from kclrun.calling.failures import (
     LIMIT_WINDOW_S,
     OUTAGE_AFTER,
     RETRY_LATER_MAX_S,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kclrun.consuming.concurrency import KEPT_BYTES_MAX, RecordWindow, Settled
-from kclrun.consuming.failures import OUTAGE_AFTER, Breaker, Halt, LetGo
+from kclrun.calling.concurrency import KEPT_BYTES_MAX, RecordWindow, Settled
+from kclrun.calling.failures import OUTAGE_AFTER, Breaker, Halt, LetGo
 from kclrun.errors import HaltShard, RetryLater
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record

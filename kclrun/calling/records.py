@@ -12,15 +12,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TextIO
 
-from kclrun.consuming.concurrency import RecordWindow, Settled
-from kclrun.consuming.delivery import host_fault
-from kclrun.consuming.failures import Breaker, Halt, LetGo
-from kclrun.model.policies import Concurrency, ErrorPolicy
-from kclrun.model.record import Decoding, Record, RecordBatch
-from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.model.time import Instant, WallTime
-from kclrun.processor import Context, KeptRow, RecordContext, RecordProcessor, check_returned
-from kclrun.record_calls.runners import (
+from kclrun.calling.concurrency import RecordWindow, Settled
+from kclrun.calling.delivery import host_fault
+from kclrun.calling.failures import Breaker, Halt, LetGo
+from kclrun.calling.runners import (
     PROCESS_RECORD,
     Ended,
     InlineRunner,
@@ -28,6 +23,11 @@ from kclrun.record_calls.runners import (
     MakeThread,
     runner_of,
 )
+from kclrun.model.policies import Concurrency, ErrorPolicy
+from kclrun.model.record import Decoding, Record, RecordBatch
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.time import Instant, WallTime
+from kclrun.processor import Context, KeptRow, RecordContext, RecordProcessor, check_returned
 from kclrun.state.keyed import LiveEntries, Undoable
 
 # Effects and progress are reported to the host after this time: a report for each record would cost

@@ -2,14 +2,7 @@
 
 import pytest
 
-from kclrun.consuming.commands import (
-    AllowDelivery,
-    CallInitialize,
-    CallLeaseLost,
-    CallShardEnded,
-    CallShutdownRequested,
-)
-from kclrun.consuming.delivery import (
+from kclrun.calling.delivery import (
     Attempts,
     ConfirmEnd,
     ConfirmStop,
@@ -20,6 +13,13 @@ from kclrun.consuming.delivery import (
     StartBatch,
     attempt,
     error_words,
+)
+from kclrun.consuming.commands import (
+    AllowDelivery,
+    CallInitialize,
+    CallLeaseLost,
+    CallShardEnded,
+    CallShutdownRequested,
 )
 from kclrun.errors import FailedRecords, ProcessorLoadError, SettingsError
 from kclrun.model.lease import Lease

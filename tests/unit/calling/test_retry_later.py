@@ -1,6 +1,6 @@
 """RetryLater in a row: where it begins, and how long it was."""
 
-from kclrun.consuming.retry_later import RetryLaters, Waited
+from kclrun.calling.retry_later import RetryLaters, Waited
 
 
 def test_a_row_ends_with_the_call_that_returns():

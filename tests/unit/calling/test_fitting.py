@@ -2,10 +2,10 @@
 
 import pytest
 
+from kclrun.calling.method_checks import require_fit
 from kclrun.errors import ProcessorLoadError
 from kclrun.model.policies import Concurrency
 from kclrun.processor import RecordProcessor
-from kclrun.record_calls.fitting import require_fit
 
 
 class Batches(RecordProcessor):
