@@ -131,7 +131,7 @@ def active_consumer(aws: Aws, summary: StreamSummary) -> str:
 
 
 def room_for_consumer(aws: Aws, summary: StreamSummary) -> str:
-    """As `require_room`."""
+    """The room for one more consumer of the stream, in words; refused without room."""
     return require_room(aws.consumers_of(summary.arn), summary, to_poll=_TO_POLL)
 
 

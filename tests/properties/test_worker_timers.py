@@ -17,7 +17,8 @@ from kclrun.calling.records import CallTerms
 from kclrun.calling.runners import Ended
 from kclrun.calling.timer_run import Quiet, TimerRun
 from kclrun.codec.kpl import effective_hash_key
-from kclrun.consuming import events, timers
+from kclrun.calling import timers
+from kclrun.consuming import events
 from kclrun.consuming.commands import AllowDelivery, AnswerCheckpoint, CheckpointAnswer
 from kclrun.model.lease import Lease
 from kclrun.model.policies import Concurrency, ErrorPolicy

@@ -13,7 +13,7 @@ import msgspec
 from kclrun.cli.trial_import import Loaded, Trial, _loaded
 
 
-def try_import_here(command, named, paths, environment, *, within_s):
+def try_import_here(command, named, paths, environment, *, options, within_s):
     """As `try_import`, for user code that leaves nothing behind but its modules."""
     said = io.StringIO()
     with (
@@ -21,7 +21,7 @@ def try_import_here(command, named, paths, environment, *, within_s):
         _own_modules(paths),
         redirect_stderr(said),
     ):
-        answer = msgspec.json.encode(_loaded(list(named.items()), paths))
+        answer = msgspec.json.encode(_loaded(list(named.items()), paths, options))
     return Trial(msgspec.json.decode(answer, type=Loaded), None, said.getvalue())
 
 
