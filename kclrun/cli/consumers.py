@@ -133,7 +133,7 @@ def active_consumer(aws: Aws, summary: StreamSummary) -> str:
 
 
 def room_for_consumer(aws: Aws, summary: StreamSummary) -> str:
-    """A remark on the room of the stream for one more consumer. Raises: SettingsError without it."""
+    """A remark on the room for one more consumer; empty with plenty. Raises: SettingsError."""
     return require_room(aws.consumers_of(summary.arn), summary, to_poll=_TO_POLL)
 
 
