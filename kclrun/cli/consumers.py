@@ -54,7 +54,9 @@ def list_consumers(config: ConfigChoice, *, as_json: bool) -> int:
         listed: list[tuple[Consumer, ...]] = []
         with others.going_on():
             listed.append(of_stream.listed())
-        found = tuple(consumer for consumers in listed for consumer in consumers)
+        if not listed:
+            continue
+        (found,) = listed
         own = own_consumer(aws, summary) if reads else None
         plain += [
             {
@@ -131,7 +133,7 @@ def active_consumer(aws: Aws, summary: StreamSummary) -> str:
 
 
 def room_for_consumer(aws: Aws, summary: StreamSummary) -> str:
-    """The room for one more consumer of the stream, in words; refused without room."""
+    """A remark on the room for one more consumer; empty with plenty. Raises: SettingsError."""
     return require_room(aws.consumers_of(summary.arn), summary, to_poll=_TO_POLL)
 
 

@@ -235,6 +235,9 @@ def test_the_consumers_of_the_others_are_listed_and_removed(several, call):
     ]
 
     several.consumers["orders"].refuses = True
+    assert [line for line in call("consumers list")[1] if "registered" in line] == [
+        "audits: 1 registered consumers",
+    ]
     code, said, reported = call("consumers remove shop --yes")
     assert code == 66
     assert any("orders: not authorized" in line for line in reported)
