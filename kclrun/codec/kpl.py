@@ -325,6 +325,17 @@ def open_aggregate(record: Record) -> list[Record]:
     return _user_records(record, aggregate, message)
 
 
+def is_sound(data: bytes) -> bool:
+    """Whether a record with this data is an aggregate that is opened where it is read."""
+    if not data.startswith(MAGIC):
+        return False
+    try:
+        open_aggregate(Record(data, "", "0"))
+    except RecordError:
+        return False
+    return True
+
+
 def drop_until(records: Sequence[Record], checkpoint: ExtendedSequenceNumber) -> list[Record]:
     """The records above a checkpoint, in their order.
 

@@ -6,6 +6,7 @@ Started by `server.py`; not for the command line.
 from __future__ import annotations
 
 import secrets
+import sys
 from typing import Final
 
 from kclrun.local.guard import Guard
@@ -21,6 +22,10 @@ from kclrun.local.serving import serve_as_child
 _UPDATE_S: Final = 0.2
 
 
+def _note(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
 def _application(settings: ProcessSettings) -> Guard:
     kinesis = Kinesis(
         KinesisSettings(
@@ -30,6 +35,7 @@ def _application(settings: ProcessSettings) -> Guard:
             stored_bytes_max=settings.stored_bytes_max,
         ),
         secrets.token_bytes(32),
+        note=_note,
     )
     elsewhere = None if settings.elsewhere_port is None else Forwarder(settings.elsewhere_port)
     face = HttpFace(kinesis, elsewhere, settings.credentials)

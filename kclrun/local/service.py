@@ -8,7 +8,7 @@ is an argument of every call, the secret of the tokens one of the constructor. E
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -86,6 +86,10 @@ class ReadPage(msgspec.Struct, frozen=True):
     children: tuple[ChildShard, ...] = ()
 
 
+# A client may name any region.
+_NOTES_MAX: Final = 100
+
+
 class ShardPage(msgspec.Struct, frozen=True):
     """One page of a ListShards."""
 
@@ -97,23 +101,31 @@ class Kinesis:
     """Every operation of the embedded service in one region, with Python values.
 
     As in AWS, regions share no stream, no consumer and no token. Here they share the bound on the
-    stored bytes.
+    stored bytes. `note` takes what the service itself does not say, for the emulator's log.
     """
 
     def __init__(
-        self, settings: KinesisSettings, secret: bytes, *, beside: Kinesis | None = None
+        self,
+        settings: KinesisSettings,
+        secret: bytes,
+        *,
+        beside: Kinesis | None = None,
+        note: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.settings = settings
         self._secret = secret
+        self._note = note
         # Shared by all regions: the bytes, and the regions in which a stream was created.
         self.storage: Storage
         self._regions: dict[str, Kinesis]
         if beside is None:
             self.storage = Storage(settings.stored_bytes_max)
             self._regions = {settings.region: self}
+            self._noted: set[tuple[str, str]] = set()
         else:
             self.storage = beside.storage
             self._regions = beside._regions  # noqa: SLF001 - of another of this class
+            self._noted = beside._noted  # noqa: SLF001 - of another of this class
         self._streams: dict[str, Stream] = {}
         self._by_id: dict[int, Stream] = {}
         self._consumers: dict[int, StreamConsumers] = {}
@@ -125,7 +137,7 @@ class Kinesis:
             settings = msgspec.structs.replace(self.settings, region=region)
             # Another secret: a token of one region is not valid in another.
             secret = blake2b(region.encode(), key=self._secret).digest()
-            found = Kinesis(settings, secret, beside=self)
+            found = Kinesis(settings, secret, beside=self, note=self._note)
         return found
 
     # Streams
@@ -208,24 +220,30 @@ class Kinesis:
             raise invalid_argument("StreamName and StreamARN name different streams.")
         stream = self._streams.get(wanted)
         if stream is None or arn not in (None, stream.arn):
+            self._note_elsewhere(wanted)
             raise resource_not_found(
                 f"Stream {wanted} under account {self.settings.account_id} not found."
-                f"{self._elsewhere(wanted)}"
             )
         return stream
 
     def has_stream(self, name: str) -> bool:
         return name in self._streams
 
-    def _elsewhere(self, name: str) -> str:
-        """Where there is a stream of this name: a client with another region is easily taken for
-        one of this. The service does not say it."""
+    def _note_elsewhere(self, name: str) -> None:
+        """Once for a region: where there is a stream of this name. A client with another region is
+        easily taken for one of this."""
         others = sorted(
             region for region, kinesis in self._regions.items() if kinesis.has_stream(name)
         )
-        if not others or others == [self.settings.region]:
-            return ""
-        return f" The request is for {self.settings.region}; {name} is in {', '.join(others)}."
+        region = self.settings.region
+        is_noted = (region, name) in self._noted or len(self._noted) >= _NOTES_MAX
+        if is_noted or region in others or not others:
+            return
+        self._noted.add((region, name))
+        self._note(
+            f"A request for stream {name} in {region} finds none: it is in"
+            f" {', '.join(others)}. Set the region of that client (AWS_REGION, aws.region)"
+        )
 
     def update_shard_count(self, stream: Stream, count: int, now: WallTime) -> None:
         """Raises: as `Stream.update_shard_count`, and Throttled for too many shards."""

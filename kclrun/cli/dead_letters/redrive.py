@@ -129,7 +129,7 @@ def _put_back(
     refusals = _Refusals(report)
     limit = record_limit(aws.admin_of(stream))
     waiting = [kept for kept in letters if refusals.accepts(kept, limit)]
-    entries, done = (_entry(kept) for kept in tuple(waiting)), 0
+    entries, done = (entry_of(kept.letter) for kept in tuple(waiting)), 0
     for batch in batches(entries, one_a_key=True):
         sent, waiting = waiting[: len(batch)], waiting[len(batch) :]
         refused = send_accepted(aws.kinesis_client, stream, batch)
@@ -142,9 +142,16 @@ def _put_back(
     return done
 
 
-def _entry(kept: KeptLetter) -> PutEntry:
-    letter = kept.letter
-    return PutEntry(letter.data, letter.partition_key, letter.explicit_hash_key)
+def entry_of(letter: Letter) -> PutEntry:
+    """The record that gives the letter's once more. A user record whose payload is an aggregate
+    itself goes into one of its own: alone in a record it would be opened."""
+    from kclrun.codec.aggregator import build_aggregate
+    from kclrun.codec.kpl import is_sound
+
+    data, key, hash_key = letter.data, letter.partition_key, letter.explicit_hash_key
+    if is_sound(data):
+        data = build_aggregate([(key, data, hash_key)])
+    return PutEntry(data, key, hash_key)
 
 
 # The refused letters that have a line each; they may be thousands.
@@ -161,7 +168,7 @@ class _Refusals:
     def accepts(self, kept: KeptLetter, limit: RecordLimit) -> bool:
         """Whether the record keeps the limits of the stream."""
         try:
-            limit.checked_size_bytes(_entry(kept))
+            limit.checked_size_bytes(entry_of(kept.letter))
         except LimitExceeded as error:
             self.refuse(kept, error)
             return False

@@ -68,9 +68,9 @@ VALID = {
 }
 
 
-def service(settle_s=0.0, **settings):
+def service(settle_s=0.0, note=lambda _: None, **settings):
     """A stream of two shards with a record and a consumer."""
-    kinesis = Kinesis(KinesisSettings(settle_s=settle_s, **settings), b"s" * 32)
+    kinesis = Kinesis(KinesisSettings(settle_s=settle_s, **settings), b"s" * 32, note=note)
     stream = kinesis.create_stream("s", 2, NOW - settle_s)
     kinesis.put(stream, PutEntry(b"x", "k"), NOW)
     kinesis.consumers_of(stream).register("c", NOW)

@@ -7,7 +7,7 @@ from botocore.exceptions import ClientError
 
 from kclrun.errors import ServiceError
 from kclrun.local.http_face import HttpFace
-from kclrun.local.operations import OPERATIONS
+from kclrun.local.operations import OPERATIONS, answer
 from kclrun.local.server import start_embedded
 from kclrun.local.service import SHARDS_MAX, Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
@@ -111,14 +111,40 @@ def test_a_region_without_a_stream_is_not_kept():
     assert region_error(last.create_stream, "s", 1, NOW) == "LimitExceededException"
 
 
-def test_who_asks_in_the_wrong_region_is_told_the_right_one():
-    kinesis = service()
-    with pytest.raises(ServiceError) as caught:
-        kinesis.in_region(THERE).stream("s", None, NOW)
-    assert str(caught.value).endswith("not found. The request is for eu-west-1; s is in us-east-1.")
-    with pytest.raises(ServiceError) as caught:
-        kinesis.stream("t", None, NOW)
-    assert str(caught.value).endswith("not found.")
+@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - OF_THE_ACCOUNT))
+def test_a_refusal_says_what_the_service_says_and_the_log_says_the_region(operation):
+    notes = []
+    kinesis = service(note=notes.append)
+    request = json.dumps(valid(kinesis, operation))
+
+    for _ in "ab":
+        refused = answer(kinesis.in_region(THERE), operation, request.encode(), NOW).body.decode()
+        assert THERE not in refused
+        assert HERE not in refused or HERE in request
+
+    assert all(note.startswith("A request for stream s in eu-west-1 finds none") for note in notes)
+    assert len(notes) <= 1
+
+
+def test_the_region_of_a_stream_is_noted_once_for_a_region_of_requests():
+    notes = []
+    kinesis = service(note=notes.append)
+    for region in (THERE, THERE, HERE, "eu-west-2"):
+        for name in ("s", "absent"):
+            if region != HERE or name != "s":
+                with pytest.raises(ServiceError) as caught:
+                    kinesis.in_region(region).stream(name, None, NOW)
+                message = f"Stream {name} under account 123456789012 not found."
+                assert str(caught.value) == message
+    for number in range(1000):
+        region_error(kinesis.in_region(f"made-up-{number}").stream, "s", None, NOW)
+
+    assert notes[0] == (
+        "A request for stream s in eu-west-1 finds none: it is in us-east-1. Set the region of"
+        " that client (AWS_REGION, aws.region)"
+    )
+    assert " in eu-west-2 finds none" in notes[1]
+    assert len(notes) == 100
 
 
 @pytest.mark.parametrize(
