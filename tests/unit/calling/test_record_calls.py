@@ -250,6 +250,10 @@ def test_rows_that_take_much_memory_are_reported_before_their_time(monkeypatch, 
     assert [row for _, rows, _ in rig.host.places for row in rows] == list(range(1, 9))
 
 
+def test_before_the_first_record_no_calls_run():
+    assert not Rig().calls.is_running
+
+
 def test_user_code_sees_that_the_state_is_that_of_records_and_the_host_that_calls_run():
     rig = Rig()
     seen = []
