@@ -6,6 +6,7 @@ It knows the public interface and the model, and not the lease process. Both kee
 `kclrun.processor`.
 """
 
+from kclrun.calling.in_memory.life import Call, Run
 from kclrun.testing.contracts import (
     assert_any_order_gives_the_same,
     assert_idempotent,
@@ -13,7 +14,7 @@ from kclrun.testing.contracts import (
 )
 from kclrun.testing.crashes import Crash
 from kclrun.testing.records import make_aggregate, make_record, make_records
-from kclrun.testing.runs import Call, Run, replay, run_processor
+from kclrun.testing.runs import replay, run_processor
 from kclrun.testing.traps import EventTimeWarning
 
 __all__ = [

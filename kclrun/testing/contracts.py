@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
+from kclrun.calling.in_memory.life import Run
 from kclrun.model.record import Record
 from kclrun.processor import RecordProcessor
 from kclrun.testing.records import RecordLike, make_records
-from kclrun.testing.runs import Run, replay, run_processor
+from kclrun.testing.runs import replay, run_processor
 
 Result = Callable[[Run], object]
 

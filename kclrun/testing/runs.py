@@ -1,92 +1,36 @@
 """Run a processor in a test: the calls, checks and crashes that it will meet in production.
 
-User code gets exactly the guarantees of the contracts of `kclrun.processor`, and calls that they
-forbid are refused.
+`calling/in_memory/` runs it; here are the records, the crashes and the warnings of a test.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
-from kclrun.calling.method_checks import NO_ORDER, require_fit
-from kclrun.calling.records import CallTerms
+from kclrun.calling.in_memory.life import Life, Mode, Run
+from kclrun.calling.in_memory.records import inline_runner
+from kclrun.calling.in_memory.states import Ledger, MemoryState, Timing
 from kclrun.codec.values import Decode, decoder_of_type, decoding, is_value_type
-from kclrun.errors import ProcessorError, ProcessorLoadError, StaleCheckpoint
+from kclrun.errors import ProcessorLoadError
 from kclrun.loading import decoded_options, load_decoding
 from kclrun.model.output import MAIN_OUTPUT, setting_of
 from kclrun.model.policies import Concurrency, ErrorPolicy, Order, Then
-from kclrun.model.record import Decoding, Record, RecordBatch
+from kclrun.model.record import Decoding, Record
 from kclrun.model.row_schema import RowSchema
-from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.processor import (
-    Checkpointer,
     Context,
     RecordProcessor,
-    call_method,
-    fires_timers,
-    refuse_deferred,
 )
-from kclrun.state.event_times import EventTimes
-from kclrun.state.timers import Step, Timer
-from kclrun.testing.batch_runs import BatchKit
-from kclrun.testing.crashes import Crash
-from kclrun.testing.method_runs import MethodKit, TimerKit
-from kclrun.testing.record_runs import RecordKit
+from kclrun.testing.crashes import Crash, Crashes
+from kclrun.testing.record_runs import SeededRunners
 from kclrun.testing.records import RecordLike, make_records
-from kclrun.testing.states import Ledger, TestedState, Timing
 from kclrun.testing.traps import known_outputs, warn_of_times, warn_of_unused_time
-
-Mode = Literal["auto", "batch", "manual"]
-Returned = TypeVar("Returned")
 
 # The defaults of `fetch.batch_max` and `checkpoint.uncheckpointed_max`.
 _BATCH_MAX: Final = 10_000
 _UNCHECKPOINTED_MAX: Final = 100_000
-
-
-class Call(NamedTuple):
-    """One call of the processor: its name, and the number of records in it."""
-
-    name: str
-    records: int = 0
-
-
-@dataclass
-class Run:
-    """The result of a run.
-
-    `rows` are the emitted rows that are left, in order, and `outputs` those of each output by its
-    name (`rows` are those of `output`); `checkpoints` the positions written; `position` the last of
-    them, from which a restart would read; `calls` the calls made; `state` what `context.state`
-    holds at the end, as key → name → value, after a crash as of the last checkpoint, `timers` the
-    timers that are pending then, and `watermark` the time of the shard; `delivered` the number of
-    records delivered, repetitions included; `late` how many records `Windows.add` took into no
-    window, and `ahead` how many had an `event_time` of more than a second after their arrival, both
-    with repetitions; `crashed` and `released` how it ended; `given_up` the records that `then` made
-    dead letters of, or skipped; `last_error` what a call for them raised last; `processors` the
-    instances, one for each life; `row_counts` how many rows each output had after each batch.
-    """
-
-    rows: list[dict[str, Any]]
-    checkpoints: list[ExtendedSequenceNumber]
-    position: ExtendedSequenceNumber
-    calls: list[Call] = field(default_factory=list)
-    delivered: int = 0
-    crashed: bool = False
-    released: bool = False
-    given_up: list[Record] = field(default_factory=list)
-    last_error: str = ""
-    processors: list[RecordProcessor] = field(default_factory=list)
-    outputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    row_counts: list[dict[str, int]] = field(default_factory=list)
-    state: dict[str, dict[str, Any]] = field(default_factory=dict)
-    timers: list[Timer] = field(default_factory=list)
-    watermark: Step = field(default_factory=Step)
-    late: int = 0
-    ahead: int = 0
 
 
 def run_processor(
@@ -173,17 +117,17 @@ def run_processor(
     >>> str(run.position)
     'SHARD_END'
     """
-    life = _Life(
-        Ledger(position, TestedState(state, after), known_outputs(outputs, schema)),
+    life = Life(
+        Ledger(position, MemoryState(state, after), known_outputs(outputs, schema)),
         _decoding(processor, decode),
         concurrency=None if concurrency is None else Concurrency(concurrency, order, timeout_s),
-        seed=seed,
         mode=checkpoint,
         batch_max=batch_max,
         uncheckpointed_max=uncheckpointed_max,
         policy=ErrorPolicy(retries, 0.0, then),
-        crashes=_Crashes(crash_after, crash_at_checkpoint),
         timing=Timing(lateness_s, every_s, wall_until, idle_s),
+        make_runner=inline_runner if seed is None else SeededRunners(seed),
+        ends=Crashes(crash_after, crash_at_checkpoint),
     )
     context = Context(
         application=application,
@@ -203,26 +147,20 @@ def run_processor(
 
 
 def _lived(
-    life: _Life,
+    life: Life,
     processor: type[RecordProcessor] | RecordProcessor,
     context: Context,
     records: Iterable[Record],
     *,
     end_of_shard: bool,
 ) -> Run:
-    run, ledger = life.run, life.ledger
+    run = life.run
     try:
-        life.start(processor, context)
-        life.deliver([record for record in records if record.position > context.position])
-        life.end(end_of_shard=end_of_shard)
+        life.live(processor, context, records, end_of_shard=end_of_shard)
     except Crash:
-        ledger.crash()
+        life.ledger.crash()
+        life.note_end()
         run.crashed = True
-    finally:
-        life.close()
-        run.position, run.state = ledger.position, ledger.state.values()
-        run.timers, run.watermark = ledger.state.timers(), ledger.state.watermark
-        run.late, run.ahead = life.times.late, life.times.ahead
     warn_of_times(life.times, run.watermark)
     warn_of_unused_time(processor)
     return run
@@ -317,251 +255,3 @@ def _no_registry() -> Decode:
 def _schemas(schema: str | Mapping[str, str] | None) -> Mapping[str, RowSchema]:
     named = {MAIN_OUTPUT: schema} if isinstance(schema, str) else schema or {}
     return {name: RowSchema.parse(text, setting_of(name)) for name, text in named.items()}
-
-
-class _Crashes(NamedTuple):
-    """Where the process ends: after so many records, and in which call of `checkpoint()`."""
-
-    after: int | None
-    at_checkpoint: int | None
-
-
-class _Life:
-    """One processor instance from `initialize` to its end."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        decoding: Decoding | None,
-        *,
-        concurrency: Concurrency | None,
-        seed: int | None,
-        mode: Mode,
-        batch_max: int,
-        uncheckpointed_max: int,
-        policy: ErrorPolicy,
-        crashes: _Crashes,
-        timing: Timing,
-    ) -> None:
-        if batch_max < 1 or uncheckpointed_max < 1:
-            raise ValueError("batch_max and uncheckpointed_max are at least 1")
-        self.run = Run(ledger.rows, ledger.checkpoints, ledger.position, outputs=ledger.outputs)
-        self.ledger = ledger
-        self._mode = mode
-        self._batch_max = batch_max
-        self._uncheckpointed_max = uncheckpointed_max
-        self._policy = policy
-        self._batches = BatchKit(
-            policy,
-            ledger,
-            call=self._call_batch,
-            given_up=self.run.given_up.append,
-            note_error=self._note_error,
-        )
-        self._methods = MethodKit(policy, ledger).calls
-        self._decoding = decoding
-        self._concurrency = concurrency
-        self._seed = seed
-        self._kit: RecordKit | None = None
-        self._timing = timing
-        self._timers: TimerKit | None = None
-        # Each attempt of `initialize` has an instance of its own.
-        self.times = EventTimes(self._event_time)
-        self._returned = 0
-        self._crash_after, self._crash_at_checkpoint = crashes
-        self._checkpoint_calls = itertools.count(1)
-        self._uncheckpointed: list[ExtendedSequenceNumber] = []
-
-    def start(
-        self,
-        processor: type[RecordProcessor] | RecordProcessor,
-        context: Context,
-    ) -> None:
-        self._fencing_token = context.fencing_token
-        user_code = processor if isinstance(processor, type) else type(processor)
-        called = user_code.__qualname__
-        is_manual = self._mode == "manual"
-        self._is_single = require_fit(processor, called, self._concurrency, is_manual=is_manual)
-        refuse_deferred(processor, called)
-        self._methods.run("initialize", lambda: self._initialize(processor, context))
-
-    def _initialize(
-        self, processor: type[RecordProcessor] | RecordProcessor, context: Context
-    ) -> None:
-        # A half-initialised instance cannot be used: each attempt has one of its own.
-        self._processor = processor() if isinstance(processor, type) else processor
-        self.run.processors[:] = [self._processor]
-        self.run.calls.append(Call("initialize"))
-        if fires_timers(self._processor):
-            timing = self._timing
-            self._timers = TimerKit(
-                self.ledger.state.run_timers(context.position, timing, self.times),
-                self.ledger,
-                self._methods,
-                call=lambda timer: self._call("on_timer", timer),
-                is_released=lambda: self.run.released,
-                wall_until=timing.wall_until,
-            )
-        call_method(self._processor, "initialize", context)
-        if self._is_single:
-            self._kit = self._make_kit(context)
-
-    def _make_kit(self, context: Context) -> RecordKit:
-        concurrency = self._concurrency or Concurrency()
-        return RecordKit(
-            CallTerms(self._processor, context, concurrency, self._policy, self._decoding),
-            seed=self._seed,
-            places=self.ledger,
-            given_up=self.run.given_up.append,
-            note_error=self._note_error,
-            called=self._note_call,
-            returned=self._note_returned,
-            is_released=lambda: self.run.released,
-        )
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """Its part of a context."""
-        several = self._concurrency
-        ours: dict[str, Any] = {
-            "release": self.release,
-            "watermark": self._watermark,
-            "times": self.times,
-        }
-        if several is not None and not several.keeps_keys_in_order:
-            ours |= {"entries": None, "no_state": NO_ORDER}
-        return self.ledger.given | ours
-
-    def _event_time(self, record: Record) -> float:
-        return self._processor.event_time(record)
-
-    def _watermark(self) -> float | None:
-        return None if self._timers is None else self._timers.run.watermark
-
-    def _note_error(self, words: str) -> None:
-        self.run.last_error = words
-
-    def _note_call(self) -> None:
-        self.run.calls.append(Call("process_record", 1))
-        self.run.delivered += 1
-
-    def _note_returned(self) -> None:
-        self._returned += 1
-        if self._returned == self._crash_after:
-            raise Crash
-
-    def close(self) -> None:
-        """The run is over."""
-        if self._kit is not None:
-            self._kit.calls.close()
-
-    def deliver(self, records: list[Record]) -> None:
-        """Deliver all records, in batches within every limit, until the end or a release."""
-        given = 0
-        while given < len(records) and not self.run.released:
-            batch = records[given : given + self._next_size()]
-            if self._timers is not None:
-                batch = self._timers.before(batch)
-            self._process(batch)
-            if self._timers is not None:
-                self._timers.after(batch)
-            self.run.row_counts.append(self.ledger.lengths())
-            given += len(batch)
-            is_given = self._crash_after is not None and given >= self._crash_after
-            if is_given and not self._is_single:
-                raise Crash
-            if self._mode == "batch":
-                self._checkpoint_processed()
-        if self._crash_after == 0:
-            raise Crash
-        if self._timers is not None and not self.run.released:
-            self._timers.end()
-
-    def end(self, *, end_of_shard: bool) -> None:
-        """The shard ends, or the lease is given away."""
-        if not end_of_shard or self.run.released:
-            self._methods.run("shutdown_requested", lambda: self._call("shutdown_requested"))
-            if self._mode != "manual":
-                self._checkpoint_processed()
-            return
-        self._methods.run("shard_ended", lambda: self._call("shard_ended"), self.ledger, SHARD_END)
-        self.ledger.delivered = SHARD_END
-        self.ledger.checkpoint(SHARD_END)
-
-    def _next_size(self) -> int:
-        """The number of records that the next batch may have."""
-        room = self._uncheckpointed_max - self._count_uncheckpointed()
-        if room <= 0:
-            if self._mode == "manual":
-                raise ProcessorError(
-                    f"{self._uncheckpointed_max} records without a checkpoint: the shard would"
-                    " stand still; checkpoint before context.uncheckpointed_max"
-                )
-            self._checkpoint_processed()
-            room = self._uncheckpointed_max
-        size = min(self._batch_max, room)
-        if self._crash_after is not None and not self._is_single:
-            size = min(size, max(1, self._crash_after - self.run.delivered))
-        return size
-
-    def _process(self, batch: list[Record]) -> None:
-        self._uncheckpointed += [record.position for record in batch]
-        self.ledger.delivered = batch[-1].position
-        if self._kit is not None:
-            self._kit.process(_Batch(batch, batch[-1].position))
-            self.ledger.delivered = self.ledger.settled
-            return
-        self._batches.process(batch)
-
-    def _call_batch(self, records: Sequence[Record]) -> None:
-        batch = RecordBatch(records, 0, self._fencing_token, self._decoding)
-        self._call("process_records", batch, records=len(records))
-
-    def _call(self, name: str, *arguments: object, records: int = 0) -> None:
-        """Call the processor once."""
-        writes = _Writes(self)
-        self.run.calls.append(Call(name, records))
-        self.run.delivered += records
-        try:
-            call_method(self._processor, name, *arguments, Checkpointer(writes))
-        finally:
-            writes.open = False
-
-    def write(self, position: ExtendedSequenceNumber | None) -> None:
-        """Perform a `checkpoint()` of this life."""
-        if next(self._checkpoint_calls) == self._crash_at_checkpoint:
-            raise Crash
-        part = self._batches.before_checkpoint()
-        self.ledger.checkpoint(position or part or self.ledger.delivered)
-
-    def _checkpoint_processed(self) -> None:
-        self.ledger.checkpoint(self.ledger.delivered)
-
-    def _count_uncheckpointed(self) -> int:
-        at = self.ledger.position
-        self._uncheckpointed = [position for position in self._uncheckpointed if position > at]
-        return len(self._uncheckpointed)
-
-    def release(self) -> None:
-        """The processor gives its lease away."""
-        self.run.released = True
-        if self._kit is not None:
-            self._kit.calls.wake()
-
-
-class _Batch(NamedTuple):
-    records: list[Record]
-    last: ExtendedSequenceNumber
-
-
-class _Writes:
-    """The checkpointer's access to the ledger during one call. It is closed after the call."""
-
-    def __init__(self, life: _Life) -> None:
-        self._life = life
-        self.open = True
-
-    def __call__(self, position: ExtendedSequenceNumber | None) -> None:
-        if not self.open:
-            raise StaleCheckpoint("the call this checkpointer was handed to has returned")
-        self._life.write(position)

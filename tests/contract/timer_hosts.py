@@ -3,6 +3,7 @@
 
 import json
 
+from kclrun.calling.in_memory.states import Ledger, MemoryState, Timing
 from kclrun.errors import ProcessorError
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
@@ -18,7 +19,6 @@ from kclrun.spark.offsets import Offset, StreamIs
 from kclrun.spark.processors.hosting import ProcessorHost
 from kclrun.state.event_times import EventTimes
 from kclrun.testing import run_processor
-from kclrun.testing.states import Ledger, TestedState, Timing
 from tests.contract.user_code_hosts import SHARD, Fleet, Job, Outcome, done_by
 from tests.support.memory_versions import MemoryVersions, Versions
 from tests.unit.worker.main_stage import Page, p
@@ -64,7 +64,7 @@ class TimedFleet(Fleet):
     """A lease process with state: the ledger of the test kit in place of outputs and a table."""
 
     def prepare(self, row):
-        state = TestedState()
+        state = MemoryState()
         self.ledger = Ledger(row.checkpoint, state)
         run = state.run_timers(row.checkpoint, Timing(0.0, 1.0, None), EventTimes())
         processor = self.kind()

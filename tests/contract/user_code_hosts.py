@@ -7,6 +7,7 @@ import threading
 import time
 from unittest import mock
 
+from kclrun.calling.in_memory import life
 from kclrun.calling.records import CallTerms
 from kclrun.cli.dead_letters.user_process import LetterRows, RedriveJob, redriven
 from kclrun.consuming import commands, events
@@ -18,7 +19,7 @@ from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.processor import Context, KeptRow, RecordProcessor
 from kclrun.protocol.reports import ProcessorFailed
 from kclrun.spark.processors.hosting import ProcessorHost, ProcessorJob
-from kclrun.testing import runs
+from kclrun.testing import run_processor
 from tests.patience import HUNG_S
 from tests.unit.worker.main_stage import Stage, p, page
 
@@ -243,8 +244,8 @@ class GivenUp(list):
 
 
 def noting(outcome):
-    made = functools.partial(runs.Run, given_up=GivenUp(outcome))
-    return mock.patch.object(runs, "Run", made)
+    made = functools.partial(life.Run, given_up=GivenUp(outcome))
+    return mock.patch.object(life, "Run", made)
 
 
 def kit(code, numbers, retries, processor_of=processor_of):
@@ -252,7 +253,7 @@ def kit(code, numbers, retries, processor_of=processor_of):
     kind = processor_of(code, outcome)
     with noting(outcome):
         try:
-            run = runs.run_processor(
+            run = run_processor(
                 kind, page(*numbers, key=str).records, retries=retries, then="dead-letter"
             )
         except Exception as error:

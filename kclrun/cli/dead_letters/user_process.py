@@ -19,23 +19,28 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
+from kclrun.calling.in_memory.life import Life, Run
+from kclrun.calling.in_memory.states import Ledger, MemoryState, Timing
 from kclrun.calling.tracebacks import describe
-from kclrun.codec.values import Decode
+from kclrun.codec.values import Decode, decoding
 from kclrun.destinations import open_output, open_registry
 from kclrun.errors import ConfigError, KclrunError, RecordError, SinkError, Superseded
-from kclrun.loading import load_decoder, load_processor
+from kclrun.loading import decoded_options, load_decoder, load_decoding, load_processor
 from kclrun.model.letter import Letter
 from kclrun.model.output import MAIN_OUTPUT, OutputPlace, RowsOf, setting_of
 from kclrun.model.output import redriven as redriven_from
-from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.policies import ErrorPolicy
+from kclrun.model.row_schema import RowSchema
+from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.text import harmless
 from kclrun.model.time import WallTime, backoff_s
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import Output
-from kclrun.processor import RecordProcessor
-from kclrun.testing.runs import Run, run_processor
+from kclrun.processor import Context, RecordProcessor
 
 _ERROR_CHARACTERS_MAX: Final = 500
+# As the setting `watermark` is left out. Behind the last letter no timer fires.
+_TIMING: Final = Timing(lateness_s=10.0, every_s=1.0, wall_until=None)
 
 
 class ServiceAccess(msgspec.Struct, frozen=True):
@@ -135,25 +140,36 @@ def _run(
     letters: Sequence[Letter],
     decode: Decode | None,
 ) -> Run:
-    return run_processor(
-        processor,
-        [letter.record for letter in letters],
-        options=job.options,
-        application=job.application,
-        stream=job.stream,
-        shard_id=letters[0].shard_id,
-        checkpoint="manual" if job.is_manual else "batch",
+    # With places, `LetterRows` refuses the rows of the letter at fault alone.
+    names = None if job.places else ()
+    life = Life(
+        Ledger(TRIM_HORIZON, MemoryState(), names),
+        load_decoding(None, processor, [], _registry(job)) if decode is None else decoding(decode),
+        concurrency=None,
+        mode="manual" if job.is_manual else "batch",
         batch_max=1 if job.places else job.batch_max,
         uncheckpointed_max=job.uncheckpointed_max,
-        retries=job.retries,
-        then="skip",
-        end_of_shard=False,
-        decode=decode,
-        schema=job.schemas,
-        # With places, `LetterRows` refuses the rows of the letter at fault alone.
-        outputs=None if job.places else (),
-        seed=None,
+        policy=ErrorPolicy(job.retries, 0.0, "skip"),
+        timing=_TIMING,
     )
+    shard_id = letters[0].shard_id
+    context = Context(
+        application=job.application,
+        stream=job.stream,
+        shard_id=shard_id,
+        lease_key=shard_id,
+        position=TRIM_HORIZON,
+        options=decoded_options(processor, job.options),
+        fencing_token=1,
+        uncheckpointed_max=job.uncheckpointed_max,
+        checkpoint_mode="manual" if job.is_manual else "batch",
+        **life.given,
+        schemas={
+            name: RowSchema.parse(text, setting_of(name)) for name, text in job.schemas.items()
+        },
+    )
+    records = [letter.record for letter in letters]
+    return life.live(processor, context, records, end_of_shard=False)
 
 
 def _written(job: RedriveJob, letters: Sequence[Letter], run: Run, outputs: LetterRows) -> Redriven:

@@ -1,6 +1,6 @@
 """Runs user code over one shard, in a Python worker of Spark.
 
-Must not know: Spark. `range_progress.py` and `consuming/` decide.
+Must not know: Spark. `range_progress.py` and `calling/` decide.
 """
 
 from __future__ import annotations

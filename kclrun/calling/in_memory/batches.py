@@ -1,23 +1,22 @@
-"""Whole batches in a test: the host of `process_records`. The time of a test does not pass."""
+"""Whole batches in memory: the host of `process_records`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from kclrun.calling.batches import BatchCalls, BatchHost, Raised
+from kclrun.calling.in_memory.ends import RESTS_MAX, Ends
+from kclrun.calling.in_memory.states import Ledger
 from kclrun.calling.tracebacks import Failure
 from kclrun.errors import ProcessorError, RetryLater
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.testing.crashes import ends_test
-from kclrun.testing.record_runs import RESTS_MAX
-from kclrun.testing.states import Ledger
 
 
-class BatchKit(BatchHost):
-    """The `BatchHost` of a test. `call` calls user code with some records; `given_up` and
+class MemoryBatches(BatchHost):
+    """The `BatchHost` of a run in memory. `call` calls user code with some records; `given_up` and
     `note_error` are called with a record that is given up, and with the words of an error."""
 
     def __init__(
@@ -28,7 +27,9 @@ class BatchKit(BatchHost):
         call: Callable[[Sequence[Record]], object],
         given_up: Callable[[Record], None],
         note_error: Callable[[str], None],
+        ends: Ends,
     ) -> None:
+        self._ends = ends
         self._ledger = ledger
         self._call = call
         self._given_up = given_up
@@ -58,7 +59,7 @@ class BatchKit(BatchHost):
         self._call(records)
 
     def ends_run(self, error: BaseException) -> bool:
-        return ends_test(error)
+        return self._ends.are_reached_by(error)
 
     def durable(self) -> ExtendedSequenceNumber | None:
         return self._ledger.position

@@ -1,5 +1,5 @@
-"""The other methods and the timers in a test: the host of `initialize`, `on_timer` and the last
-calls. The time of a test does not pass."""
+"""The other methods and the timers in memory: the host of `initialize`, `on_timer` and the last
+calls."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import functools
 import math
 from collections.abc import Callable
 
+from kclrun.calling.in_memory.ends import Ends
+from kclrun.calling.in_memory.states import Ledger
 from kclrun.calling.methods import MethodCalls, MethodHost, MethodRaised
 from kclrun.calling.timer_run import TimerRun
 from kclrun.calling.timers import TimerCalls, TimerHost
@@ -14,22 +16,21 @@ from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import IDLE_TICKS, ExtendedSequenceNumber
 from kclrun.state.timers import Timer
-from kclrun.testing.crashes import ends_test
-from kclrun.testing.states import Ledger
 
 
-class MethodKit(MethodHost):
-    """The `MethodHost` of a test. `MethodCalls.run` raises the error for which the lease would
-    halt."""
+class MemoryMethods(MethodHost):
+    """The `MethodHost` of a run in memory. `MethodCalls.run` raises the error for which a lease
+    would halt."""
 
-    def __init__(self, policy: ErrorPolicy, ledger: Ledger) -> None:
+    def __init__(self, policy: ErrorPolicy, ledger: Ledger, ends: Ends) -> None:
+        self._ends = ends
         self._ledger = ledger
         self.calls = MethodCalls(self, policy)
 
     # As `MethodHost`.
 
     def ends_run(self, where: str, error: BaseException) -> bool:  # noqa: ARG002
-        return ends_test(error)
+        return self._ends.are_reached_by(error)
 
     def durable(self) -> ExtendedSequenceNumber:
         return self._ledger.position
@@ -39,9 +40,9 @@ class MethodKit(MethodHost):
             raise raised.error
 
 
-class TimerKit(TimerHost):
-    """The `TimerHost` of a test. `call` calls `on_timer`; the clock stands at the arrival of the
-    next record, and after the last one at `wall_until`."""
+class MemoryTimers(TimerHost):
+    """The `TimerHost` of a run in memory. `call` calls `on_timer`; the clock stands at the arrival
+    of the next record, and after the last one at `wall_until`."""
 
     def __init__(
         self,

@@ -1,5 +1,4 @@
-"""The lease table, the outputs and the store of the state of a test: in memory, with the rules of
-the runtime for calls that raise, and for crashes."""
+"""The rows, the keyed state and the checkpoints of a run in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ _MAX_BYTES: Final = 2**30
 
 
 class Timing(NamedTuple):
-    """The time of a test: the setting `watermark`, and the clock of the machine behind the last
+    """The time of a run: the setting `watermark`, and the clock of the machine behind the last
     record; up to there it is the arrival of the record that is given."""
 
     lateness_s: float
@@ -39,11 +38,9 @@ class Pending(Protocol):
     watermark: Step
 
 
-class TestedState:
+class MemoryState:
     """The state of one shard. It begins with `values` (key → name → value), and with the timers
     and the watermark of the run `after`."""
-
-    __test__ = False
 
     def __init__(
         self,
@@ -139,7 +136,7 @@ class TestedState:
 
 
 class Ledger:
-    """Replaces the lease table and the output in a test, over crashes and restarts.
+    """Replaces the lease table and the output, over crashes and restarts.
 
     It keeps the rule of `kclrun.sinks.emitted_rows`: a checkpoint that user code asks for covers
     the rows emitted until the call, and a crash removes rows that no checkpoint covers.
@@ -148,7 +145,7 @@ class Ledger:
     def __init__(
         self,
         position: ExtendedSequenceNumber,
-        state: TestedState,
+        state: MemoryState,
         outputs: Iterable[str] | None = None,
     ) -> None:
         self.state = state
