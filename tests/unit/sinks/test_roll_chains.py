@@ -4,12 +4,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.model.output import Cursor, RollRecord, roll_begin, roll_name
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.sinks.roll_chains import ADVICE, UNFINISHED_S, Part, RollFile, Wrong, findings_of
+from tests.examples import examples
 from tests.support.tables import over_rows
 
 OLD = 3600.0
@@ -143,7 +144,7 @@ _ROLLS = st.lists(
 
 
 @pytest.mark.seconds
-@settings(max_examples=500)
+@examples(500)
 @given(_ROLLS)
 def test_each_row_is_still_visible_when_all_that_is_there_twice_is_removed(drawn):
     files, rows = [], {}
