@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import threading
+import zlib
 from collections import defaultdict
 from pathlib import Path
 
@@ -77,6 +78,17 @@ def _let_hypothesis_find_its_generator(_):
 
 def pytest_addoption(parser):
     parser.addoption("--shuffle", type=int, metavar="SEED", help="files and tests in random order")
+    parser.addoption("--share", metavar="K/N", help="of the files of tests, a share of N such")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Files are shared by their names: each is in the same share whatever else there is."""
+    share = config.getoption("--share")
+    if share is None or not collection_path.match("test_*.py"):
+        return None
+    number, _, of = share.partition("/")
+    name = str(collection_path.relative_to(config.rootpath))
+    return True if zlib.crc32(name.encode()) % int(of) != int(number) - 1 else None
 
 
 @pytest.hookimpl(specname="pytest_collection_modifyitems", tryfirst=True)
@@ -123,8 +135,9 @@ class ToldAtOnce:
     """A failure has its name at once, and a line in a file for the end of `bin/test`; the reason of
     a skipped test is a line for the end of `.ci/run`."""
 
-    def __init__(self, reporter, notes, skipped):
+    def __init__(self, reporter, notes, skipped, told_fd):
         self._reporter = reporter
+        self._told_fd = told_fd  # where a share tells it that prints to a file
         self._notes = notes
         self._skipped = skipped
 
@@ -151,6 +164,8 @@ class ToldAtOnce:
         line = f"{report.nodeid} ({report.when}): {reason[:160]}"
         self._reporter.ensure_newline()
         self._reporter.write_line(f"FAILED {line}", red=True)
+        if self._told_fd:
+            os.write(int(self._told_fd), f"\nFAILED {line}\n".encode())
         if self._notes:
             with Path(self._notes).open("a") as file:
                 file.write(f"{line}\n")
@@ -161,5 +176,8 @@ def pytest_sessionstart(session):
     reporter = plugins.get_plugin("terminalreporter")
     if reporter is not None and not hasattr(session.config, "workerinput"):  # xdist's own workers
         # Tests that run pytest themselves, over planted bugs, have failures that are not ours.
-        noted = [os.environ.pop(f"KCLRUN_TEST_{what}", None) for what in ("FAILURES", "SKIPPED")]
+        noted = [
+            os.environ.pop(f"KCLRUN_TEST_{what}", None)
+            for what in ("FAILURES", "SKIPPED", "TOLD_FD")
+        ]
         plugins.register(ToldAtOnce(reporter, *noted))

@@ -10,6 +10,7 @@ import re
 import pytest
 
 from tests.architecture.sources import ROOT
+from tests.support.tables import over_rows
 
 # Programs that people expect on a machine and that no essential package of Debian has.
 NOT_EVERYWHERE = frozenset(
@@ -62,7 +63,7 @@ def run_by_a_script(text):
     return sorted((set(_COMMAND.findall(code)) & NOT_EVERYWHERE) - looked_for)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("text", "found"),
     [
         ("run(['pgrep', '-P', '1'])", ["pgrep"]),

@@ -2,9 +2,8 @@
 
 import re
 
-import pytest
-
 from tests.architecture.sources import ROOT, our_modules, text_of_tests
+from tests.support.tables import over_rows
 
 GUARANTEE = r"I\d+b?|A\d+"
 README = (ROOT / "README.md").read_text()
@@ -36,7 +35,7 @@ def test_the_page_of_guarantees_has_those_of_the_readme_in_full():
     assert [each for each in promised(README) if each not in promised(GUARANTEES)] == []
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)]+)\)", README))))
+@over_rows("target", sorted(set(re.findall(r"\]\(([^)]+)\)", README))))
 def test_every_link_of_the_readme_leads_to_a_file_or_a_heading(target):
     path, _, anchor = target.partition("#")
 

@@ -24,6 +24,7 @@ from tests.architecture.sources import (
     sample_processors,
 )
 from tests.support.programs import needs_spark
+from tests.support.tables import over_rows
 
 FUNCTION_LINES_MAX = 60
 BLOB_BYTES_MAX = 200_000
@@ -154,7 +155,7 @@ PUBLIC_CLASS = '__all__ = ["Mine"]\n\n\nclass Mine:\n    pass\n'
 CATCHES = "try:\n    go()\nexcept Exception:\n    pass\n"
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("rule", "text", "lines"),
     [
         (too_many_lines, "\n" * (MODULE_LINES_MAX + 1), [MODULE_LINES_MAX + 1]),

@@ -18,6 +18,7 @@ from kclrun.model.sequence import (
 from kclrun.model.time import WallTime
 from kclrun.protocol.writes import Applied, ConditionFailed, LateCheckpoint
 from tests.contract.lease_tables import AT_5, AT_7_2, AT_9, HELD, JAVA, KEY, ME, OTHER, changed
+from tests.examples import examples
 
 pytest_plugins = ("tests.contract.lease_table_fixtures",)
 
@@ -122,9 +123,7 @@ def cases(
     return last, row, new
 
 
-@settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cases(), st.booleans())
 @example((LATEST, TRIM_HORIZON, AT_5), False)
 @example((TRIM_HORIZON, LATEST, AT_5), False)

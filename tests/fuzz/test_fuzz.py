@@ -8,6 +8,7 @@ from tests.fuzz.program import FOUND, main
 from tests.fuzz.searching import Broken, Search, examine
 from tests.fuzz.targets import TARGETS, Target
 from tests.seeds import seed_of
+from tests.support.tables import over_rows
 
 # A second or so of each on a quiet machine: these read slowly, for they do much.
 STEPS = {"settings": 40, "ring": 150, "status-slot": 600}
@@ -26,7 +27,7 @@ def test_any_bytes_give_a_value_or_a_named_error_within_limits(name):
     assert len(search.reached) > 1
 
 
-@pytest.mark.parametrize("path", sorted(FOUND.glob("*/*")), ids=lambda path: path.name)
+@over_rows("path", sorted(FOUND.glob("*/*")))
 def test_what_broke_a_reader_once_or_was_made_to_holds(path):
     examine(TARGETS[path.parent.name], path.read_bytes())
 

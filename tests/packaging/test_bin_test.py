@@ -1,6 +1,7 @@
 """The end of `bin/test` names the groups and the tests that failed, and says if by a time limit."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -203,13 +204,34 @@ def test_quick_tests_have_no_second_try_and_those_of_real_processes_have(checkou
         assert call.startswith("-m pytest " if "tests/unit" in call else "-m tests.twice ")
 
 
-def test_quick_runs_one_group_with_few_examples(checkout):
+def test_quick_runs_two_shares_of_one_group_with_few_examples(checkout):
     ran = checkout.run("--quick")
 
-    [call] = checkout.calls()
     assert ran.returncode == 0
-    assert "--hypothesis-profile quick" in call
-    assert "tests/spark" not in call
+    calls = sorted(checkout.calls())
+    assert [call.partition(" --share ")[2].split()[0] for call in calls] == ["1/2", "2/2"]
+    for call in calls:
+        assert "--hypothesis-profile quick" in call
+        assert "tests/spark" not in call
+
+
+def test_each_file_of_tests_is_in_one_share_and_a_failure_of_each_is_told_at_once(checkout):
+    checkout.use_conftest()
+    tests = checkout.folder / "tests"
+    names = [f"test_{letter}.py" for letter in "abcdef"]
+    for folder in ["architecture", "unit", "scenarios", "properties", "fuzz"]:
+        (tests / folder).mkdir(parents=True)
+    for name in names:
+        (tests / "unit" / name).write_text("def test_it():\n    assert False, __file__\n")
+
+    ran = checkout.run("--quick")
+
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    for name in names:
+        # A share that prints to a file tells it beside, and shows it with all else at its end.
+        assert ran.stdout.count(f"FAILED tests/unit/{name}::test_it (call)") in {1, 2}, ran.stdout
+    assert len(re.findall(r"^[1-5] failed in ", ran.stdout, re.MULTILINE)) == 2
+    assert len(summary(ran)) == 1 + len(names)
 
 
 def test_other_arguments_go_to_pytest_whose_exit_code_is_the_answer(checkout):

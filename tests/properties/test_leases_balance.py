@@ -17,6 +17,7 @@ from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import OFFERED, Handoff, Lease
 from kclrun.model.sequence import TRIM_HORIZON
 from tests.examples import seeds
+from tests.support.tables import over_rows
 
 replace = msgspec.structs.replace
 CYCLE_S = 5.0
@@ -186,7 +187,7 @@ def test_one_owner_with_everything_gives_each_newcomer_its_part_and_no_lease_mov
     assert fleet.moves == 40
 
 
-@pytest.mark.parametrize("seed", seeds(100, 160))
+@over_rows("seed", seeds(100, 160))
 def test_random_fleets_settle_from_anywhere(seed):
     draw = random.Random(seed)
     groups = {group: draw.randint(1, 6) for group in "abc"[: draw.randint(1, 3)]}

@@ -7,7 +7,6 @@ made again ends in the rows of a first sync: nothing halted, one generation, the
 import json
 
 import msgspec
-import pytest
 
 from kclrun.errors import TableRefused
 from kclrun.leases.doctor.diagnosis import diagnose
@@ -20,6 +19,7 @@ from kclrun.model.sequence import LATEST, TRIM_HORIZON
 from kclrun.protocol.writes import ConditionFailed
 from tests.examples import seeds
 from tests.properties.test_doctor_healthy import Fleet, circumstances_of
+from tests.support.tables import over_rows
 
 STEPS = 120
 FOREVER = 10**9
@@ -96,7 +96,7 @@ def settled(fleet, at):
     return at
 
 
-@pytest.mark.parametrize("seed", seeds(0, 60))
+@over_rows("seed", seeds(0, 60))
 def test_a_reset_leaves_the_rows_of_a_first_sync_one_generation_up(seed):
     fleet, at = fleet_of(seed)
     if settled(fleet, at) is None:
@@ -115,7 +115,7 @@ def test_a_reset_leaves_the_rows_of_a_first_sync_one_generation_up(seed):
         assert [f for f in errors if f.gravity == Gravity.ERROR] == []
 
 
-@pytest.mark.parametrize("seed", seeds(0, 60))
+@over_rows("seed", seeds(0, 60))
 def test_a_reset_that_was_cut_is_completed_by_the_next_one(seed):
     fleet, at = fleet_of(seed)
     if settled(fleet, at) is None:
@@ -142,7 +142,7 @@ def test_a_reset_that_was_cut_is_completed_by_the_next_one(seed):
         assert {(row.halt, row.checkpoint) for row in fleet.rows()} == {(None, at)}
 
 
-@pytest.mark.parametrize("seed", seeds(0, 60))
+@over_rows("seed", seeds(0, 60))
 def test_a_fleet_that_starts_while_it_is_reset_reads_nothing_out_of_order(seed):
     fleet, at = fleet_of(seed)
     if settled(fleet, at) is None:
@@ -171,7 +171,7 @@ def unended(fleet):
     return {row.key: row.checkpoint for row in fleet.rows() if not row.is_ended}
 
 
-@pytest.mark.parametrize("seed", seeds(0, 60))
+@over_rows("seed", seeds(0, 60))
 def test_kept_positions_come_back_and_go_forward_again_over_every_reshard(seed):
     fleet = StoppedFleet(seed)
     for _ in range(fleet.random.randrange(STEPS)):

@@ -17,6 +17,7 @@ from kclrun.consuming.states import FINAL, State
 from kclrun.consuming.states import LATE as LATE_IN
 from kclrun.errors import InvariantViolation
 from kclrun.protocol import reports, writes
+from tests.support.tables import over_rows
 from tests.unit.consuming.lease_driver import KEY, ME, OTHER, Driver, child, p
 
 TABLE = Path(__file__).with_name("consuming.yaml")
@@ -217,7 +218,7 @@ HAS_NOTHING_UNDONE = {
 }
 
 
-@pytest.mark.parametrize("state", State, ids=lambda each: each.value)
+@over_rows("state", State)
 def test_a_state_says_when_it_ticks_and_whether_records_come_again(state):
     driver = REACHED[state]()
     life, now = driver.life, driver.now
@@ -228,6 +229,6 @@ def test_a_state_says_when_it_ticks_and_whether_records_come_again(state):
         assert life.next_deadline(now) - now == pytest.approx(TICKS_AFTER_S.get(state, 2.975))
 
 
-@pytest.mark.parametrize("state", State, ids=lambda each: each.value)
+@over_rows("state", State)
 def test_each_event_leads_to_the_state_and_commands_of_the_table(state):
     assert {event: cell(state, event) for event in EVENTS} == _table()[state.value]

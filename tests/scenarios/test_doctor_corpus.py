@@ -5,7 +5,6 @@ Every row that no repair names stays as it was, byte for byte, what we do not kn
 
 from pathlib import Path
 
-import pytest
 import yaml
 
 from kclrun.aws.rows import encode_row
@@ -19,6 +18,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import ONLY_STREAM, qualified_shards
 from kclrun.protocol.writes import Applied, Renew, Take, keys_of
+from tests.support.tables import over_rows
 
 CORPUS = yaml.load((Path(__file__).parent / "doctor.yaml").read_text(), Loader=yaml.CSafeLoader)
 NOW = 1_000_000.0
@@ -148,7 +148,7 @@ def take_what_is_free(table, keys):
             assert isinstance(table.write(Renew(key, who("x"), lease.counter + 1)), Applied)
 
 
-@pytest.mark.parametrize("row", CORPUS, ids=[row["it"] for row in CORPUS])
+@over_rows("row", CORPUS)
 def test_a_broken_table_is_found_and_repaired(row):
     listing = Listing(shards_of(row), NOW, 0.0)
     everybody = {*row["rows"], *row.get("raw", {}), *row.get("after", {})}
@@ -198,7 +198,7 @@ def test_a_broken_table_is_found_and_repaired(row):
     assert reported(left) == sorted(row.get("left", row.get("tells", [])))
 
 
-@pytest.mark.parametrize("row", CORPUS, ids=[row["it"] for row in CORPUS])
+@over_rows("row", CORPUS)
 def test_one_look_alone_is_no_finding(row):
     """The rows of the second look were not there at the first: a table being made or restored."""
     listing = Listing(shards_of(row), NOW, 0.0)

@@ -7,7 +7,6 @@ step of the product's table without its cell fails.
 
 from pathlib import Path
 
-import pytest
 import yaml
 
 from kclrun.errors import InvariantViolation
@@ -19,6 +18,7 @@ from kclrun.model.lease import Halt, Handoff, Pause
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.protocol import reports
 from kclrun.protocol import writes as ch
+from tests.support.tables import over_rows
 from tests.unit.leases.manager_life import JAVA, ME, OTHER, ManagerLife, replace, row
 
 TABLE = yaml.load(Path(__file__).with_name("held_lease.yaml").read_text(), Loader=yaml.CSafeLoader)
@@ -278,7 +278,7 @@ def test_every_state_and_every_event_has_its_cell():
     assert sorted(CELLS) == sorted((event, each) for event in EVENTS for each in SITUATIONS)
 
 
-@pytest.mark.parametrize("event", EVENTS)
+@over_rows("event", EVENTS)
 def test_every_event_in_every_state_has_the_effect_of_its_cell(event):
     found = {situation: outcome(situation, event) for situation in SITUATIONS}
 

@@ -1,6 +1,7 @@
 """Tests over tables of many rows, where a row takes less time than a test of its own costs."""
 
 import inspect
+from collections.abc import Iterable
 from functools import wraps
 
 _SHOWN_MAX = 20
@@ -11,12 +12,12 @@ def over_rows(names, rows):
     fail. `rows` may be a function that makes them when the test runs. What the fixtures hold is the
     same for all rows."""
     names = [names] if isinstance(names, str) else list(names)
-    given = rows if callable(rows) else list(rows)
+    given = list(rows) if isinstance(rows, Iterable) else rows
 
     def decorate(test):
         @wraps(test)
         def of_all(**fixtures):
-            table = list(given()) if callable(given) else given
+            table = given if isinstance(given, list) else list(given())
             assert table, "a table without rows shows nothing"
             failed = []
             for row in table:

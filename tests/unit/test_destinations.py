@@ -10,6 +10,7 @@ from kclrun.errors import SettingsError
 from kclrun.model.letter import LetterPlace
 from kclrun.model.state import StatePlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
+from tests.support.tables import over_rows
 
 KINESIS = WireEndpoint("http://127.0.0.1:9", "eu-west-1", "kinesis")
 URL = KINESIS.url
@@ -44,7 +45,7 @@ def test_each_store_of_the_state_is_known_to_spark_or_refused_in_words(place, op
             open_claims(place, "orders/clicks", *NOWHERE)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("place", "opened"),
     [
         (LetterPlace(path="/letters"), "LetterFolder"),

@@ -18,6 +18,7 @@ from kclrun.errors import (
     Unavailable,
 )
 from kclrun.model.wire import WireCredentials
+from tests.support.tables import over_rows
 
 
 def refused(status, code, message=""):
@@ -28,7 +29,7 @@ def refused(status, code, message=""):
     return ClientError(answer, "GetItem")
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("error", "leaf"),
     [
         (refused(400, "ResourceNotFoundException"), NotFound),
@@ -54,7 +55,7 @@ def test_a_400_that_names_no_error_was_cut_off_inside_its_head_and_says_nothing(
     assert "cut short" in str(read)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("body", "header", "code"),
     [
         (b'{"__type": "com.amazonaws#Named", "code": "Other"}', "InAHeader", "Named"),

@@ -15,6 +15,7 @@ from kclrun.aws.wire import HeldCredentials, WireClient
 from kclrun.errors import OutcomeUnknown, Unavailable
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from tests.patience import HUNG_S
+from tests.support.tables import over_rows
 
 HEAD = encode_request("/", {"Host": "h"}, b"{}")
 SMALL = b"HTTP/1.1 200 OK\r\nDate: today\r\nContent-Length: 5\r\n\r\nhello"
@@ -214,7 +215,7 @@ def during(error: BaseException, context: BaseException) -> BaseException:
     return error
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("error", "said"),
     [
         (ConnectionRefusedError(111, "refused"), "ConnectionRefusedError (refused)"),
@@ -233,7 +234,7 @@ def test_a_failure_is_named_by_its_innermost_cause(error, said):
 # When a connection is used again
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "said",
     [
         SMALL.replace(b"Date: today", b"Connection: close"),
@@ -298,7 +299,7 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize("head", MALFORMED)
+@over_rows("head", MALFORMED)
 def test_a_malformed_head_is_no_answer_and_is_not_quoted(head):
     text = refused(head + b"\r\n\r\n" + b"hello")
 
@@ -306,7 +307,7 @@ def test_a_malformed_head_is_no_answer_and_is_not_quoted(head):
     assert not any(len(word) > 3 and word in text for word in ("SSH", "folded", "blank", "9999"))
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "chunks",
     [b"\r\n", b"-1\r\n", b"g\r\n", b"3\r\nhello\r\n", b"1" * 17 + b"\r\n", b"5 5\r\nhello"],
 )
@@ -326,7 +327,7 @@ def test_a_head_without_an_end_is_refused(monkeypatch):
     assert "longer than 1000 bytes" in refused(SMALL.replace(b"today", b"a" * 1000))
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "said",
     [
         SMALL.replace(b": 5", b": 101"),

@@ -32,6 +32,7 @@ from kclrun.protocol.writes import (
     Withdraw,
 )
 from tests.support.lease_writes import ALL, CHANGES, KEY, ME
+from tests.support.tables import over_rows
 
 # Not written as owner: the counter stays as it is.
 OTHERS_WRITES = (
@@ -200,7 +201,7 @@ def test_a_late_checkpoint_never_writes_a_sentinel(position):
         bind(LateCheckpoint(KEY, ME, TRIM_HORIZON, position))
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("last", "above", "digits"),
     [
         (AT_TIMESTAMP, (TRIM_HORIZON, LATEST), 0),
@@ -209,7 +210,6 @@ def test_a_late_checkpoint_never_writes_a_sentinel(position):
         (ExtendedSequenceNumber("907"), (SHARD_END, SHARD_END), 3),
         (SHARD_END, (SHARD_END, SHARD_END), SEQUENCE_DIGITS_MAX),
     ],
-    ids=str,
 )
 def test_a_late_checkpoint_is_below_what_is_above_the_position_last_seen(last, above, digits):
     """Sentinels by their names, numbers by their digits first."""

@@ -24,6 +24,7 @@ from kclrun.errors import LimitExceeded, RecordError, RetryLater, Unavailable, U
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.wire import WireCredentials
 from tests.patience import HUNG_S
+from tests.support.tables import over_rows
 
 REGION = "eu-west-1"
 FLIGHT = {
@@ -190,7 +191,7 @@ def of_number(number: int) -> bytes:
     return framed(str(uuid.UUID(int=number)), b"7")
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "failure",
     [
         EndpointConnectionError(endpoint_url="http://x"),

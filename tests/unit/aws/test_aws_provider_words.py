@@ -32,6 +32,7 @@ from kclrun.cli.program import run_program
 from kclrun.errors import AccessDenied, KclrunError, ServiceError, Throttled, Unavailable
 from kclrun.model.text import without_secrets
 from kclrun.model.wire import WireCredentials, WireEndpoint
+from tests.support.tables import over_rows
 
 ROLE = "role_arn = arn:aws:iam::123456789012:role/x"
 
@@ -207,7 +208,7 @@ PASSING = [
 ]
 
 
-@pytest.mark.parametrize(("error", "words"), ENDED, ids=lambda each: type(each).__name__)
+@over_rows(("error", "words"), ENDED)
 def test_what_a_person_has_to_correct_is_a_permission(error, words):
     made = provider_error(error, {}, "p")
     assert isinstance(made, AccessDenied)
@@ -226,14 +227,14 @@ def test_a_clock_that_sts_refuses_is_called_that():
     assert "trust policy" not in str(made)
 
 
-@pytest.mark.parametrize("error", PASSING, ids=lambda each: type(each).__name__)
+@over_rows("error", PASSING)
 def test_what_may_work_at_the_next_try_is_unavailable_and_says_its_cause(error):
     made = provider_error(error, {}, "p")
     assert isinstance(made, Unavailable | Throttled)
     assert len(str(made)) > len("credentials cannot be had: ")
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "secret",
     [
         "AKIAIOSFODNN7EXAMPLE",

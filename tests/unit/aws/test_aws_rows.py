@@ -140,7 +140,7 @@ def test_a_row_of_ours_has_an_attribute_for_each_field_and_is_understood_whole()
     assert encode_row(OWN_LEASE) == OWN_ROW
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("attributes", "fields"),
     [
         ({"streamCreatedAt": {"N": "0"}}, {"stream_created_at": None}),
@@ -265,9 +265,7 @@ def test_a_failover_that_no_settings_allow_counts_for_nothing(published):
     assert lease.failover_s is None
 
 
-@pytest.mark.parametrize(
-    "entity", ["STREAM", "LEADER", "CLIENT_VERSION_MIGRATION", "TABLE_MIGRATION", "NEW", ""]
-)
+@over_rows("entity", ["STREAM", "LEADER", "CLIENT_VERSION_MIGRATION", "TABLE_MIGRATION", "NEW", ""])
 def test_a_row_of_another_entity_is_no_lease(entity):
     assert decode_row({"leaseKey": {"S": "x"}, "entityType": {"S": entity}}) is None
 

@@ -18,6 +18,7 @@ from kclrun.errors import ServiceError, SettingsError, Unavailable
 from kclrun.model.wire import WireCredentials
 from tests.patience import HUNG_S
 from tests.support.certificates import bundle_with, certificate_for, presenting
+from tests.support.tables import over_rows
 
 KEYS = WireCredentials("AKID", "secret")
 
@@ -174,7 +175,7 @@ def test_no_request_to_this_host_goes_through_a_proxy(url, name, monkeypatch):
     assert proxies_for(url) == {}
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("no_proxy", "goes"),
     [
         ("", False),
@@ -198,7 +199,7 @@ def test_no_proxy_is_read_as_other_programs_read_it(no_proxy, goes):
     assert goes_direct(url, {"no": no_proxy}) is goes
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("url", "no_proxy", "goes"),
     [
         ("http://10.1.2.3:4567", "10.0.0.0/8", True),
@@ -217,7 +218,7 @@ def test_no_proxy_may_name_addresses_and_blocks_of_them(url, no_proxy, goes):
     assert goes_direct(url, {"no": no_proxy}) is goes
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("proxy", "shown"),
     [
         ("http://user:CANARY@proxy:3128", "http://proxy:3128"),

@@ -32,6 +32,7 @@ from kclrun.errors import (
 )
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from tests.patience import HUNG_S
+from tests.support.tables import over_rows
 
 
 def dated(seconds: float) -> dict[str, str]:
@@ -449,7 +450,7 @@ def test_the_signed_host_is_the_one_that_is_sent(make_client, url, host):
     assert repr(make_client(url)) == f"WireClient(kinesis at {host})"
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "url", ["ftp://x", "localhost:80", "http://", "http://h/?x=1", "http://h:x", "http://u:p@h"]
 )
 def test_an_address_that_is_none_is_a_settings_error(url):

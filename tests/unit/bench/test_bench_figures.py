@@ -11,6 +11,7 @@ from bench.showing import show
 from bench.spark_whole import Mark, whole
 
 from tests.support.programs import needs_spark
+from tests.support.tables import over_rows
 
 
 def test_a_ratio_is_taken_within_a_round():
@@ -44,7 +45,7 @@ def test_a_rate_is_work_over_its_own_cost():
     assert (sample.per_cpu_s, sample.per_wall_s) == (2000, 500)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("target", "values", "is_met"),
     [
         (Target(at_least=20.0), [19.0, 20.0, 30.0], True),

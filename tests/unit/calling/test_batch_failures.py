@@ -29,6 +29,7 @@ from kclrun.errors import (
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.time import Instant
+from tests.support.tables import over_rows
 
 
 def records(count):
@@ -192,7 +193,7 @@ def test_a_record_of_another_batch_says_nothing_of_this_one():
     assert (played.rests, played.let_go) == ([1.0], [])
 
 
-@pytest.mark.parametrize("place", [0, 1, 4_999, 5_000, 9_998, 9_999])
+@over_rows("place", [0, 1, 4_999, 5_000, 9_998, 9_999])
 def test_one_record_at_fault_in_ten_thousand_is_found_in_fifteen_calls(place):
     played = Played(10_000, {place})
     found = played.calls.index([place])
@@ -216,7 +217,7 @@ def fewest(suspects, behind):
     )
 
 
-@pytest.mark.parametrize("count", range(2, 40))
+@over_rows("count", range(2, 40))
 def test_no_search_with_that_proof_of_a_fault_needs_fewer_calls(count):
     worst = max(len(Played(count, {place}).calls) - 1 for place in range(count))
     assert worst == fewest(count, 0) == (count - 2).bit_length() + 2

@@ -8,6 +8,7 @@ from kclrun.errors import HaltShard, RetryLater
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.time import Instant, WallTime
+from tests.support.tables import over_rows
 
 T = Instant(100.0)
 
@@ -32,7 +33,7 @@ def fails(made, number, error=None, now=T):
     return made.raised(number, error or ValueError("no"), now, WallTime(0.0))
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("keys", "records", "order", "first", "then"),
     [
         ("abc", 64, "key", [0, 1, 2], []),

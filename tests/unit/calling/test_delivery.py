@@ -25,6 +25,7 @@ from kclrun.errors import FailedRecords, ProcessorLoadError, SettingsError
 from kclrun.model.lease import Lease
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from tests.support.tables import over_rows
 
 NOW = 100.0
 ROW = Lease(key="s0", checkpoint=TRIM_HORIZON)
@@ -50,7 +51,7 @@ def permit(below, most):
     return ("allow", AllowDelivery(NOW + 10, below, most))
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("commands", "waiting", "start"),
     [
         # Without a permit, or at its fence, nothing starts.
@@ -98,7 +99,7 @@ def test_what_starts_next(commands, waiting, start):
     assert delivery(*commands).next_start(waiting, NOW) == start
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("commands", "waiting", "then"),
     [
         ([("stop",)], 5, None),
@@ -118,7 +119,7 @@ def test_what_starts_after_the_first_start(commands, waiting, then):
     assert made.next_start(waiting, NOW) == then
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("commands", "of_a_batch", "of_another_call"),
     [
         ([], Repetition.AFTER_RENEWAL, Repetition.NOW),

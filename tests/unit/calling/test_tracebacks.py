@@ -13,6 +13,7 @@ from kclrun.codec.kpl import drop_until
 from kclrun.compat.kclpy import adapter
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import ExtendedSequenceNumber
+from tests.support.tables import over_rows
 
 GOOD, POISON = b'{"amount": 1}', b'{"secret": 2}'
 
@@ -99,7 +100,7 @@ def deep_in_a_library(given):
         json.loads(record.data + b"}")
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "call",
     [
         in_a_loop,
@@ -112,7 +113,6 @@ def deep_in_a_library(given):
         in_a_while_loop,
         in_a_slice,
     ],
-    ids=lambda call: call.__name__,
 )
 def test_the_record_that_the_failing_line_works_on_is_named(call):
     failure = failure_of(call, batch(GOOD, GOOD, POISON, GOOD))
@@ -159,10 +159,9 @@ def without_any(given):
         row["amount"]
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "call",
     [after_the_loop, of_two_records, left_behind_and_read_in_another_loop, by_hand, without_any],
-    ids=lambda call: call.__name__,
 )
 def test_no_record_is_named_that_may_not_be_the_one(call):
     failure = failure_of(call, batch(GOOD, GOOD, POISON))

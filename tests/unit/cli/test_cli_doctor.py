@@ -31,6 +31,7 @@ from kclrun.protocol.writes import (
     ResumeLease,
     Take,
 )
+from tests.support.tables import over_rows
 from tests.unit.cli.memory_site import BEGUN, A, B, Site, caller, key, site_for
 
 NATIVE = "CLIENT_VERSION_3X"
@@ -325,7 +326,7 @@ def test_nothing_is_written_where_kcl_3_assigns_the_leases(site, call):
     assert not Path("rows.jsonl").exists()
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("change", "words"),
     [
         (CreateLease(Lease(key=key(1), checkpoint=AT)), f"create {key(1)} at 77, if it has no row"),

@@ -16,6 +16,7 @@ from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.time import WallTime
 from tests.support.http_service import HttpService
+from tests.support.tables import over_rows
 from tests.unit.cli.memory_site import Clock
 
 BODY = b'{"status": "ok", "application": "orders", "leases": [{"shard": "s0", "state": "running"}]}'
@@ -86,7 +87,7 @@ def test_where_nobody_listens_the_reason_is_reported():
         show("http://127.0.0.1:9")
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "url",
     [
         "127.0.0.1:9464",

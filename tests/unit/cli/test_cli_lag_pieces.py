@@ -29,6 +29,7 @@ from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import WallTime
 from tests.support.stream_ports import ModelStream
+from tests.support.tables import over_rows
 
 KEY = LeaseKey("shardId-000000000000")
 DAY_S = 86_400.0
@@ -255,7 +256,7 @@ def line(shard: str, behind_s: float | None, **more: object) -> LagSummary:
     return LagSummary(**(fields | more))
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("seconds", "text"),
     [
         (None, "?"),

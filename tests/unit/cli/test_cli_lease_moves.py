@@ -9,6 +9,7 @@ from kclrun.model.lease import ANYBODY, OFFERED, Handoff, Lease, LeaseKey, Owner
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.time import WallTime
 from kclrun.protocol.writes import Ask
+from tests.support.tables import over_rows
 
 KEY = LeaseKey("shardId-000000000001")
 A, B = OwnerId("kclrun:az1:hosta:abc"), OwnerId("kclrun:az2:hostb:def")
@@ -28,7 +29,7 @@ def test_a_move_is_an_ask_on_behalf_of_the_new_owner():
     assert plan_ask(lease(), B, NOW) == Ask(KEY, B, asked=A, asked_at=NOW)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("row", "why"),
     [
         (lease(None), "has no owner"),
@@ -56,7 +57,7 @@ def test_an_owner_is_found_by_its_id_or_by_what_only_its_id_has():
     assert find_owner("kclrun:az2", leases, "--to") == B
 
 
-@pytest.mark.parametrize("named", ["java", "hostc", "host", "offered", "", "kclrun:"])
+@over_rows("named", ["java", "hostc", "host", "offered", "", "kclrun:"])
 def test_any_other_owner_is_refused_with_those_there_are(named):
     with pytest.raises(click.UsageError) as refused:
         find_owner(named, [lease(A), lease(A), lease(B), lease("java"), lease(OFFERED)], "--to")

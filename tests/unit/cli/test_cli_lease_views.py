@@ -1,11 +1,11 @@
 import msgspec
-import pytest
 
 from kclrun.cli.leases.views import print_lines, print_table, totals
 from kclrun.leases.summaries import LeaseSummary, line_of, shortened
 from kclrun.model.lease import OFFERED, Halt, Lease, LeaseKey, Load, OwnerId, Pause, Scope
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
+from tests.support.tables import over_rows
 
 KEY = LeaseKey("shardId-000000000001")
 NOW = WallTime(2_000.0)
@@ -17,7 +17,7 @@ def lease(owner: str | None = "kclrun:az1:host:abc", **fields: object) -> Lease:
     return Lease(key=KEY, owner=OwnerId(owner) if owner else None, **(defaults | fields))
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("row", "state"),
     [
         (lease(), "owned"),

@@ -21,6 +21,7 @@ from kclrun.cli.run.live_table import Bar, Bars, LiveDisplay, drawn_bars, render
 from kclrun.local.filling import Filling
 from kclrun.observe.sample import LeaseSample, ManagerSample
 from tests.patience import HUNG_S, until
+from tests.support.tables import over_rows
 
 SAMPLE = ManagerSample(
     application="flights",
@@ -296,7 +297,7 @@ def test_screens_are_those_of_the_golden_file():
     assert text == golden.read_text()
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("lag_ms", "text"),
     [
         (None, "-"),

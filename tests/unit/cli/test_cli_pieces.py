@@ -35,6 +35,7 @@ from kclrun.reading.readers import AllBegun, Arrived, Ended, Trouble
 from kclrun.simulation import what_if
 from kclrun.simulation.what_if import Figures, PhaseFigures, Series, WhatIf
 from kclrun.simulation.world import FleetSettings
+from tests.support.tables import over_rows
 from tests.unit.cli.memory_site import Clock
 
 LEAST = "application: orders\nstream: orders\nprocessor: a:B\naws: {region: us-east-1}\n"
@@ -144,7 +145,7 @@ def test_a_run_can_be_repeated_by_its_line(line, asked, brief, monkeypatch, caps
     assert isinstance(parsed.settings, FleetSettings)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("given", "sizes"),
     [
         ((None, None, None), (3,)),
@@ -432,7 +433,7 @@ def test_a_stream_to_make_has_a_name_and_shards(text, pair):
         assert local._stream(text) == pair
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "text",
     ["", ":2", "a:0", "a:", "a:x", "a:\u0663", "a:-1", f"a:{local.SHARDS_MAX + 1}", "x" * 129],
 )
@@ -468,7 +469,7 @@ def test_names_and_the_interface_of_moto_are_given_on(monkeypatch):
     assert (seen[0]["hosts"], seen[0]["serves_moto_api"]) == (("0.0.0.0", "kinesis"), True)
 
 
-@pytest.mark.parametrize("number", ["\u0661" * 12, "1" * 11, "1" * 13, "12345678901x", ""])
+@over_rows("number", ["\u0661" * 12, "1" * 11, "1" * 13, "12345678901x", ""])
 def test_an_account_has_twelve_digits(number):
     with pytest.raises(SettingsError, match="expected 12 digits"):
         iam._account(settings(), number)
@@ -725,7 +726,7 @@ def test_lines_are_made_for_what_shows_them(monkeypatch, is_terminal, begin, no_
     assert tail._line_maker(begin, as_json=True) is tail.json_line
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("text", "columns", "cut"),
     [
         ("abcd", 4, "abcd"),

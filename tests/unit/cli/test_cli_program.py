@@ -30,9 +30,10 @@ from kclrun.errors import (
 )
 from kclrun.local import server
 from kclrun.model.text import harmless
+from tests.support.tables import over_rows
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("error", "code"),
     [
         (SettingsError("x"), 78),
@@ -229,7 +230,7 @@ def test_local_refuses_a_region_that_it_cannot_use(arguments):
 VERBS = ("run", "check", "leases")
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("line", "meant"),
     [
         ("app.yaml", "run app.yaml"),

@@ -27,6 +27,7 @@ from kclrun.model.stream import ONLY_STREAM, short_name, spelled_out
 from kclrun.model.wire import WireEndpoint
 from kclrun.ports import StreamSummary
 from kclrun.protocol.writes import CreateLease
+from tests.support.tables import over_rows
 from tests.unit.cli.test_cli_live_table import SAMPLE, drawn
 
 ORDERS, AUDITS = "1:orders:10", "1:audits:11"
@@ -160,7 +161,7 @@ def test_a_lease_is_meant_by_its_key_its_stream_and_shard_or_a_shard_of_one_stre
     assert lease_of(site, meant).key == f"{ORDERS}:s1"
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("named", "meant"),
     [
         ("2", "shardId-000000000002"),
@@ -179,7 +180,7 @@ def test_a_shard_is_named_by_its_number_or_in_full(named, meant):
     assert spelled_out(named) == meant
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("key", "name"),
     [
         ("shardId-000000000002", "2"),

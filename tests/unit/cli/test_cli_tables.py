@@ -5,6 +5,7 @@ import pytest
 from kclrun.cli.tables import cut, table_lines
 from kclrun.leases.summaries import host_of, names_position, shortened, with_short_positions
 from kclrun.model.stream import short_name
+from tests.support.tables import over_rows
 
 POSITION = "49680653883806815850392782504185833013461375787204608018"
 OWNER = "kclrun:az1:ip-10-0-1-17:a674129b28719f5f"
@@ -65,7 +66,7 @@ def test_a_sentence_keeps_its_beginning_and_an_id_both_ends(text, most, shown):
     assert cut(text, most) == shown
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("named", "is_named"),
     [
         (POSITION, True),

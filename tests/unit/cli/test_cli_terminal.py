@@ -9,11 +9,12 @@ import pytest
 from kclrun.cli import program
 from kclrun.cli.program import run_program
 from kclrun.cli.terminal import stop_signals
+from tests.support.tables import over_rows
 
 TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("terminals", "handler", "signals"),
     [
         ({0, 1, 2}, signal.SIG_DFL, (TERM, INT, HUP)),

@@ -15,6 +15,7 @@ from kclrun.cli.waiting import Waiting, next_line_s, said_in_the_log, waiting_fo
 from kclrun.config.load import settings_of
 from kclrun.errors import NothingListens, Throttled, Unavailable
 from tests.patience import until
+from tests.support.tables import over_rows
 
 SETTINGS = "application: orders\nstream: orders\nprocessor: a:B\nlog: {format: %s, level: error}\n"
 
@@ -28,7 +29,7 @@ def said(monkeypatch):
     return lines
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("waited_s", "due_s"),
     [(0.0, 1.0), (1.0, 5.0), (4.9, 5.0), (5.0, 15.0), (15.2, 30.0), (30.0, 60.0), (61.0, 90.0)],
 )

@@ -6,6 +6,7 @@ import cbor2
 import pytest
 
 from kclrun.codec.cbor import MalformedCbor, decode_cbor, encode_cbor
+from tests.support.tables import over_rows
 
 
 def test_a_time_is_tag_1_over_whole_milliseconds():
@@ -45,7 +46,7 @@ def test_values_nest_eight_deep_in_the_outermost_and_no_deeper():
         decode_cbor(b"\x81" + nine)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "data",
     [
         b"",
@@ -61,7 +62,6 @@ def test_values_nest_eight_deep_in_the_outermost_and_no_deeper():
         cbor2.dumps(cbor2.CBORTag(1, True)),
         cbor2.dumps(10**30),
     ],
-    ids=lambda data: data[:9].hex() or "empty",
 )
 def test_what_is_no_request_is_refused(data):
     with pytest.raises(MalformedCbor):

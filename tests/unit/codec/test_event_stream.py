@@ -14,6 +14,7 @@ from kclrun.codec.event_stream import (
     MessageDecoder,
     encode_message,
 )
+from tests.support.tables import over_rows
 
 HEADERS = {":message-type": "event", ":event-type": "SubscribeToShardEvent"}
 FRAME = encode_message(HEADERS, b'{"Records":[]}')
@@ -48,7 +49,7 @@ def test_botocore_reads_what_is_written_here():
     assert (event.headers, event.payload) == (HEADERS, b'{"Records":[]}')
 
 
-@pytest.mark.parametrize("size", [1, 7, 12, len(FRAME) - 1, len(FRAME), 3 * len(FRAME)])
+@over_rows("size", [1, 7, 12, len(FRAME) - 1, len(FRAME), 3 * len(FRAME)])
 def test_messages_come_out_whole_however_their_bytes_arrive(size):
     decoder, data = MessageDecoder(), FRAME * 3
 
@@ -100,7 +101,7 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize("what", MALFORMED)
+@over_rows("what", MALFORMED)
 def test_a_malformed_frame_is_refused_by_name(what):
     data, text = MALFORMED[what]
 

@@ -19,6 +19,7 @@ from kclrun.errors import LimitExceeded, MalformedBody
 from kclrun.model.quotas import GET_RECORDS_MAX
 from kclrun.model.record import Record
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange
+from tests.support.tables import over_rows
 
 FIRST = 49590338271490256608559692538361571095921575989136588898
 
@@ -93,7 +94,7 @@ def test_fields_the_service_may_add_one_day_are_passed_over():
     assert decode_get_records(body(wire_record(Novelty={"deep": [1]}), Novelty=1)).records
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("name", "value"),
     [
         ("sub_sequence_number", 5),
@@ -133,7 +134,7 @@ def test_every_field_a_body_can_set_is_one_of_the_service():
     }
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "wrong",
     [
         b"",
@@ -253,7 +254,7 @@ def test_a_page_of_ten_mebibytes_costs_little_more_than_its_data():
     assert peak < 20 * 1024 * 1024
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "hostile",
     [
         body(wire_record(PartitionKey="SECRET", Data="SECRET!!")),

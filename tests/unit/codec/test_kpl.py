@@ -28,6 +28,7 @@ from kclrun.model.sequence import (
     ExtendedSequenceNumber,
 )
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
+from tests.support.tables import over_rows
 
 MIB = 1024 * 1024
 KEY_TABLE = b"\x0a\x01k"
@@ -171,7 +172,7 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED.keys())
+@over_rows("data", MALFORMED.values())
 def test_what_is_no_aggregate_is_delivered_raw_and_flagged(data):
     """Nothing is dropped silently [I9]."""
     record = raw(data)
@@ -329,7 +330,7 @@ def test_an_explicit_hash_key_wins_over_the_partition_key():
     assert effective_hash_key("é", None) == int(hashlib.md5("é".encode()).hexdigest(), 16)
 
 
-@pytest.mark.parametrize("wrong", ["", "-1", "x", "1.0", "٣", str(2**128), "1" * 5000])
+@over_rows("wrong", ["", "-1", "x", "1.0", "٣", str(2**128), "1" * 5000])
 def test_what_is_no_hash_key_is_refused(wrong):
     with pytest.raises(LimitExceeded):
         effective_hash_key("a", wrong)
@@ -371,7 +372,7 @@ def aggregates_of(*sizes):
     ]
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("sizes", "parts"),
     [
         ((4, 4, 4, 4), [(8, "2"), (8, "4")]),

@@ -4,6 +4,7 @@ import pytest
 
 from kclrun.codec.kpl import count_fields
 from kclrun.errors import LimitExceeded, MalformedAggregate
+from tests.support.tables import over_rows
 
 
 def test_every_kind_of_field_counts_once():
@@ -18,7 +19,7 @@ def test_counting_stops_at_the_limit():
         count_fields(b"\x12\x00" * 3 + b"\xff", 2)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "wrong",
     [b"\x08", b"\x12\x05hi", b"\x09\x00", b"\x0b\x0c", b"\x0f", b"\x08" + b"\x80" * 11, b"\x80"],
 )

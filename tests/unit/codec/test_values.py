@@ -21,6 +21,7 @@ from kclrun.errors import (
 from kclrun.loading import load_decoder, load_decoding
 from kclrun.model.record import Record, RecordBatch
 from kclrun.processor import RecordProcessor
+from tests.support.tables import over_rows
 
 SECRET = "4111-1111"
 
@@ -67,7 +68,7 @@ def given(data, decode):
     return RecordBatch([found], decoding=decoding(decode))[0]
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("decode", "data", "value"),
     [
         (BY_NAME["json"], b'{"a": [1, null]}', {"a": [1, None]}),
@@ -84,7 +85,7 @@ def test_a_payload_is_decoded_as_named(decode, data, value):
     assert given(data, decode).value == value
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("decode", "data", "reason"),
     [
         (BY_NAME["json"], SECRET.encode(), "JSON is malformed: trailing characters (byte 5)"),

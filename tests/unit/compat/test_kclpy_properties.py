@@ -9,6 +9,7 @@ from kclrun.config.load import settings_of
 from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
+from tests.support.tables import over_rows
 
 NOW = WallTime(1_780_000_000.0)
 BASE = {"applicationName": "orders-app", "streamName": "orders", "executableName": "consumer.py"}
@@ -27,7 +28,7 @@ def settings(script=SCRIPT, **properties):
 # The format.
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("text", "expected"),
     [
         ("a = 1", {"a": "1"}),
@@ -73,9 +74,7 @@ def test_the_least_there_can_be_is_an_application_that_goes_on():
     assert made.checkpoint.every == "manual"
 
 
-@pytest.mark.parametrize(
-    ("properties", "path", "expected"),
-    [
+@over_rows(("properties", "path", "expected"), [
         ({"tableName": "other"}, "leases.table", "other"),
         ({"initialPositionInStream": "TRIM_HORIZON"}, "start", "TRIM_HORIZON"),
         ({"initialPositionInStream": "latest"}, "start", "LATEST"),
@@ -119,8 +118,7 @@ def test_the_least_there_can_be_is_an_application_that_goes_on():
         ({"AwsCredentialsProvider": "DefaultCredentialsProvider"}, "aws.role_arn", None),
         ({"applicationName": "12345"}, "application", "12345"),
         ({"applicationName": "null"}, "application", "null"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_a_property_becomes_its_setting(properties, path, expected):
     found = settings(**properties)
     for step in path.split("."):
@@ -137,7 +135,7 @@ OTHERS = "of the credentials provider; the other providers are left to the usual
 SAME = "the same on all machines, those of amazon_kclpy included"
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("properties", "settings"),
     [
         ({}, [f"start: LATEST  # the default of the KCL, {NEW}", BESIDE]),
@@ -269,7 +267,7 @@ def test_a_script_that_cannot_be_run_is_asked_for():
     assert "\n# processor: kclpy:script.py\n" in text
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("properties", "said"),
     [
         ({"applicationName": ""}, "app.properties: applicationName is missing"),

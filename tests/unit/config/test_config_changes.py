@@ -7,6 +7,7 @@ from kclrun.config.load import settings_of
 from kclrun.config.schema import stream_name
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
+from tests.support.tables import over_rows
 
 ARN = "arn:aws:dynamodb:eu-west-1:123456789012:table/orders.v2/stream/2026-01-01T00:00:00.000"
 BASE = f"application: shop\nstream: {ARN}\nprocessor: a:B\n"
@@ -24,7 +25,7 @@ def test_a_stream_of_a_table_is_known_by_its_arn_and_called_by_its_table():
     assert not is_of_changes(settings(BASE.replace(ARN, "orders")))
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("text", "words"),
     [
         (

@@ -5,6 +5,7 @@ from kclrun.config.rules import unused_settings
 from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
+from tests.support.tables import over_rows
 
 NOW = WallTime(1_780_000_000.0)
 LEAST = "application: orders\nstream: orders\n"
@@ -15,7 +16,7 @@ def loaded(more: str) -> Settings:
     return settings_of(LEAST + more, environment={"PASSWORD": "x"}, now=NOW)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("more", "said"),
     [
         ("pipeline: a:b", "pipeline: is for engine: spark"),
@@ -106,7 +107,7 @@ def test_what_the_engine_cannot_do_is_refused(more, said):
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "more",
     [
         SPARK,

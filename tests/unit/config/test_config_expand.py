@@ -7,11 +7,12 @@ from kclrun.config.load import settings_of
 from kclrun.config.yaml_reader import Expanded, dotted
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
+from tests.support.tables import over_rows
 
 expand = functools.partial(yaml_reader.expand, secret={"PW": "p@:/%", "URL": "sqlite:///x"}.get)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("text", "expanded"),
     [
         ("${A}", "1"),
@@ -42,7 +43,7 @@ def test_a_missing_variable_is_named_with_its_path():
     assert "${REGION:-default}" in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "text", ["${}", "${1A}", "${A-b}", "${A:b}", "${secret:}", "${secret:../x}", "${secret:a/b}"]
 )
 def test_what_is_no_variable_is_refused(text):

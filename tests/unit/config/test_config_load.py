@@ -4,6 +4,7 @@ from kclrun.config.load import load_settings, settings_of
 from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
+from tests.support.tables import over_rows
 
 NOW = WallTime(1_780_000_000.0)  # May 2026
 LEAST = "application: orders\nstream: orders\n"
@@ -43,7 +44,7 @@ def test_a_section_with_everything_commented_out_has_its_defaults():
     assert settings("leases:\n  # max: 3\n").leases.max == 64
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("more", "said"),
     [
         ("streem: x", "streem: no such setting; did you mean stream? (app.yaml line 3)"),
@@ -211,7 +212,7 @@ def test_an_override_saves_a_variable_that_is_not_set():
     assert settings("aws: {region: '${REGION}'}", "aws.region=us-east-1").aws.region == "us-east-1"
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("override", "said"),
     [
         ("leases.max", "expected a.b=value"),

@@ -9,6 +9,7 @@ from kclrun.config.schema import Settings
 from kclrun.config.units import parse_listen
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
+from tests.support.tables import over_rows
 
 NOW = WallTime(1_780_000_000.0)
 DIMENSIONS = "observe.cloudwatch.dimensions"
@@ -34,7 +35,7 @@ def test_naming_cloudwatch_is_asking_for_it():
     )
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("listen", "address"),
     [
         (9464, ("127.0.0.1", 9464)),
@@ -50,7 +51,7 @@ def test_a_port_alone_is_on_loopback(listen, address):
     assert parse_listen(listen) == address
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "listen",
     [
         *("", ":", ":9464", "box.example:9464", "1:9464", "1.2.3.4", 65536, -1),
@@ -62,7 +63,7 @@ def test_what_is_no_address_is_refused(listen):
         parse_listen(listen)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("more", "said"),
     [
         ("observe: {listen: box.example:9464}", "observe.listen: expected a port"),

@@ -7,6 +7,7 @@ from kclrun.errors import SettingsError
 from kclrun.model.output import OutputPlace
 from kclrun.model.stream import ONLY_STREAM, StreamKey
 from kclrun.model.time import WallTime
+from tests.support.tables import over_rows
 
 LEAST = "application: app\nstream: orders\n"
 SPARK = "engine: spark\nspark: {checkpoint: /c}\n"
@@ -24,7 +25,7 @@ def places(more: str, stream: StreamKey = ONLY_STREAM) -> tuple[OutputPlace, ...
     return output_places(loaded(more), stream)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("output", "said"),
     [
         ("{}", "output: names no destination: write one of path, s3, sql, "),
@@ -76,7 +77,7 @@ def test_an_output_that_contradicts_itself_is_refused(output, said):
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("more", "said"),
     [
         ("outputs: {output: {sqs: q}}", "outputs.output: is not the name of an output"),

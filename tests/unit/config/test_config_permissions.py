@@ -8,6 +8,7 @@ import pytest
 from kclrun.config.file_permissions import read_trusted, refuse_secrets, write_new
 from kclrun.errors import SettingsError
 from tests.support.descriptors import open_descriptors
+from tests.support.tables import over_rows
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ def test_a_file_that_is_no_text_is_refused(file):
 ACCESS_KEY = "AKIA" + "IOSFODNN7EXAMPLE"
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "tree",
     [
         {"options": {"x": f"key {ACCESS_KEY}"}},

@@ -3,6 +3,7 @@ import pytest
 from kclrun.config.load import settings_of
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
+from tests.support.tables import over_rows
 
 NOW = WallTime(1_780_000_000.0)
 LEAST = "application: orders\nstream: orders\n"
@@ -10,7 +11,7 @@ COLUMNS = ("a int, " * 3_333 + "b int").ljust(20_000)[:20_000]
 FILLED = "aws: {endpoint: embedded}\nembedded:\n  fill: {source: 'a:b'}\n"
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("more", "said"),
     [
         ("start: 2030-01-01T00:00:00Z", "start: 2030-01-01T00:00:00Z is in the future"),
@@ -102,7 +103,7 @@ def test_settings_that_contradict_are_refused(more, said):
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "more",
     [
         "aws: {endpoint: 'http://localhost:4567'}",
@@ -132,7 +133,7 @@ def test_a_consumer_is_named_by_itself_where_the_applications_name_is_too_long()
     assert settings_of(text, ["fetch.mode=polling"], environment={}, now=NOW)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("more", "url"),
     [
         ("", None),

@@ -6,6 +6,7 @@ from kclrun.config.units import StartPosition, parse_start
 from kclrun.errors import SettingsError
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
 from kclrun.model.time import WallTime
+from tests.support.tables import over_rows
 
 NOW = WallTime(datetime(2026, 6, 1, tzinfo=UTC).timestamp())
 
@@ -32,7 +33,7 @@ def test_an_instant_without_a_zone_is_refused():
         parse_start("2026-05-01T00:00:00", NOW)
 
 
-@pytest.mark.parametrize("text", ["", "latest", "AT_TIMESTAMP", "SHARD_END", "yesterday"])
+@over_rows("text", ["", "latest", "AT_TIMESTAMP", "SHARD_END", "yesterday"])
 def test_anything_else_is_refused_with_what_is_possible(text):
     with pytest.raises(SettingsError, match="expected TRIM_HORIZON, LATEST or an instant"):
         parse_start(text, NOW)

@@ -7,6 +7,7 @@ from kclrun.config.state import checkpoint_every, state_place
 from kclrun.errors import SettingsError
 from kclrun.model.state import StatePlace, Watermarks
 from kclrun.model.time import WallTime
+from tests.support.tables import over_rows
 
 BASE = "application: orders\nstream: clicks\nprocessor: a:B\n"
 
@@ -15,7 +16,7 @@ def settings(text):
     return settings_of(BASE + text, environment={}, now=WallTime(1e9))
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("text", "place"),
     [
         ("", None),
@@ -49,7 +50,7 @@ def test_the_store_is_a_folder_a_bucket_or_a_table(text, place):
     assert state_place(settings(text)) == place
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("text", "every"),
     [
         ("", 10.0),
@@ -64,7 +65,7 @@ def test_a_commit_to_s3_is_each_30_s_unless_the_settings_say(text, every):
     assert checkpoint_every(settings(text)) == every
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("checkpoint", "store"),
     [
         ("/data/checkpoint/", "/data/checkpoint/kclrun-state"),
@@ -82,7 +83,7 @@ def test_on_spark_the_state_is_below_the_checkpoint_unless_the_settings_say(chec
     assert place.path == "kept"
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("text", "words"),
     [
         ("state: {}", "state.store: is missing"),

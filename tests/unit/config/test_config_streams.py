@@ -7,6 +7,7 @@ from kclrun.config.load import settings_of
 from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
+from tests.support.tables import over_rows
 
 NOW = WallTime(1_780_000_000.0)
 TWO = """\
@@ -76,7 +77,7 @@ def test_no_processor_for_all_is_needed_where_each_stream_has_one():
     assert [source.processor for source in load(text).sources] == ["m:C", "m:Audit"]
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("text", "said"),
     [
         ("application: shop\nprocessor: m:C\n", "stream: is missing"),

@@ -3,9 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.config.units import ByteSize, Duration
+from tests.support.tables import over_rows
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("text", "seconds"),
     [("10s", 10), ("250ms", 0.25), ("1m30s", 90), ("2h", 7200), ("1d", 86400), ("1.5s", 1.5)],
 )
@@ -13,15 +14,13 @@ def test_durations_are_read_as_people_write_them(text, seconds):
     assert Duration.parse(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
-    "wrong", ["10", "s", "", "10 s", "-1s", "1w", 10, None, True, "1e3s", "\u0661s"]
-)
+@over_rows("wrong", ["10", "s", "", "10 s", "-1s", "1w", 10, None, True, "1e3s", "\u0661s"])
 def test_what_is_no_duration_is_refused_with_an_example(wrong):
     with pytest.raises(ValueError, match="10s, 250ms or 1m30s"):
         Duration.parse(wrong)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("text", "size"),
     [
         ("16MiB", 2**24),
@@ -38,15 +37,13 @@ def test_sizes_are_read_in_both_kinds_of_units(text, size):
     assert ByteSize.parse(text) == size
 
 
-@pytest.mark.parametrize("wrong", ["16mib", "MiB", "", True, None, 1.5, "-1"])
+@over_rows("wrong", ["16mib", "MiB", "", True, None, 1.5, "-1"])
 def test_what_is_no_size_is_refused_with_an_example(wrong):
     with pytest.raises(ValueError, match="16MiB or 512KiB"):
         ByteSize.parse(wrong)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
+@over_rows(("value", "text"), [
         *((Duration(seconds), text) for seconds, text in (
             (0, "0s"), (0.0005, "0.5ms"), (0.25, "250ms"), (1, "1s"), (60, "1m"), (90, "90s"),
             (3600, "1h"), (5400, "90m"), (86400, "1d"),
@@ -55,8 +52,7 @@ def test_what_is_no_size_is_refused_with_an_example(wrong):
             (0, "0B"), (1000, "1000B"), (2**10, "1KiB"), (1536, "1536B"), (2**20, "1MiB"),
             (2**30, "1GiB"), (3 * 2**29, "1536MiB"),
         )),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_a_value_is_written_in_the_largest_unit_that_divides_it(value, text):
     assert value.text == text
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from kclrun.config.yaml_reader import ALIASED_NODES_MAX, read_yaml
 from kclrun.errors import SettingsError
+from tests.support.tables import over_rows
 
 
 def test_each_key_has_its_line():
@@ -28,7 +29,7 @@ def test_a_key_that_yaml_takes_for_a_switch_is_a_word():
     assert read_yaml("on: 1\noff: 2").value == {"on": 1, "off": 2}
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("text", "said"),
     [
         ("a: 1\na: 2", "line 2: 'a' appears twice \\(first on line 1\\)"),

@@ -7,6 +7,7 @@ from kclrun.consuming.states import State
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
+from tests.support.tables import over_rows
 from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, START, Driver, p
 
 DURABLE, STALE = commands.CheckpointAnswer.DURABLE, commands.CheckpointAnswer.STALE
@@ -91,7 +92,7 @@ def test_several_requests_are_answered_by_one_write():
     assert driver.answers() == {1: DURABLE, 2: DURABLE, 3: DURABLE}
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("begins_at", "position", "words"),
     [
         (p(10), p(5), "the last"),

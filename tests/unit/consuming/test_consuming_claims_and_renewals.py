@@ -11,6 +11,7 @@ from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from kclrun.protocol.fence import fence_instant, renew_interval_s
 from kclrun.protocol.writes import Applied, ConditionFailed
+from tests.support.tables import over_rows
 from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, OTHER, START, Driver, child, p
 
 
@@ -28,7 +29,7 @@ def test_a_claim_that_succeeds_begins_at_the_position_of_its_image():
     assert driver.of(commands.CallInitialize)[0].row.checkpoint == p(10)
 
 
-@pytest.mark.parametrize("fault", ["reply lost", "throttled", "unavailable", "refused", "dropped"])
+@over_rows("fault", ["reply lost", "throttled", "unavailable", "refused", "dropped"])
 def test_a_claim_is_tried_again_until_a_success_reply(fault):
     driver = Driver()
     driver.faults.append(fault)
@@ -54,7 +55,7 @@ def test_a_write_of_the_former_process_is_followed_by_another_claim_whose_send_s
     assert driver.life.own.fence == fence_instant(START + 1.0, 9.0)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("fields", "words"),
     [
         ({"owner": OTHER}, "belongs to kclrun::host:b"),

@@ -9,6 +9,7 @@ from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import SHARD_END
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
+from tests.support.tables import over_rows
 from tests.unit.consuming.lease_driver import KEY, ME, OTHER, Driver, p
 
 MUST, AT_OWN_PACE = True, False
@@ -249,9 +250,7 @@ def test_a_shard_ends_when_every_output_has_its_last_rows(driver):
     assert driver.stored.outputs == StoredCursors(SHARD_END, (("s3", at_end),))
 
 
-@pytest.mark.parametrize(
-    "state", [State.PROCESSING, State.CREATING, State.NAMING, State.CLOSING, State.ENDING]
-)
+@over_rows("state", [State.PROCESSING, State.CREATING, State.NAMING, State.CLOSING, State.ENDING])
 def test_a_lease_whose_output_refuses_its_rows_halts_in_words(state):
     driver = WithOutputs().begin()
     driver.life.state = state

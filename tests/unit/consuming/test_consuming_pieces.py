@@ -32,6 +32,7 @@ from kclrun.model.time import Instant
 from kclrun.protocol.fence import fence_instant, renew_interval_s
 from kclrun.protocol.writes import HandOver, has_ended_ownership
 from kclrun.worker.sharing import rest_together_s
+from tests.support.tables import over_rows
 from tests.unit.consuming.lease_driver import Driver, p
 
 DURABLE, LOST, STALE = CheckpointAnswer.DURABLE, CheckpointAnswer.LOST, CheckpointAnswer.STALE
@@ -128,7 +129,7 @@ def test_a_process_that_stood_still_for_longer_than_the_mean_begins_it_again(lea
 # What a row says of a write whose reply was lost
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("claim", "row_now", "applied"),
     [
         ("the lease went to the next owner", {"checkpoint_owner": None}, True),
@@ -322,7 +323,7 @@ def test_renewals_of_a_tiny_failover_do_not_spin():
 # Pacing
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("records", "behind", "pause_s"),
     [(0, 0, 1.0), (0, None, 1.0), (0, 5, FLOOR_S), (3, 0, FLOOR_S), (3, 5, FLOOR_S)],
 )
@@ -330,7 +331,7 @@ def test_only_an_empty_page_at_the_tip_idles(records, behind, pause_s):
     assert Pacing(1.0).after_page(records, behind) == pause_s
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("records", "behind", "pause_s"),
     [
         (0, 0, 1.0),
@@ -403,7 +404,7 @@ def test_the_pause_is_bounded_and_no_retries_are_none():
 # Start point
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("lease", "start"),
     [
         (row(TRIM_HORIZON), StartPoint(IteratorType.TRIM_HORIZON)),
@@ -439,7 +440,7 @@ def raised_while(context, error):
     return error
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "error",
     [
         OSError(errno.EMFILE, "Too many open files"),

@@ -10,6 +10,7 @@ import pytest
 from kclrun.consuming import events, states
 from kclrun.consuming.states import EXPECTED, FINAL, LATE, TRANSITIONS, State, Step
 from kclrun.errors import InvariantViolation
+from tests.support.tables import over_rows
 from tests.unit.consuming.lease_driver import Driver
 
 
@@ -47,7 +48,7 @@ def test_every_state_can_be_reached_and_left_unless_it_is_final():
     assert {step for row in TRANSITIONS.values() for step in row} == set(Step)
 
 
-@pytest.mark.parametrize("state", sorted(set(State) - FINAL, key=lambda each: each.value))
+@over_rows("state", sorted(set(State) - FINAL, key=lambda each: each.value))
 def test_from_every_state_there_is_a_way_out(state):
     reached = {state}
     for _ in State:

@@ -11,6 +11,7 @@ from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from kclrun.protocol.trimming import ExpiryWatch
+from tests.support.tables import over_rows
 from tests.unit.consuming.lease_driver import ME, p
 
 LOW, HIGH = HashRange(0, 2**127 - 1), HashRange(2**127, HASH_KEY_MAX)
@@ -48,7 +49,7 @@ CLOSED_AND_LISTED = (*CHILDREN, listed(3, end="9"))
 WITHOUT_CHILD = (listed(3, end="9"), listed(9, 8))
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("may_be_listed", "shards", "proven"),
     [
         (True, CLOSED_AND_LISTED, [False, True]),
@@ -67,7 +68,7 @@ HEIRS = (listed(9, 5), listed(10, 6, hash_range=HIGH))
 BACK = (*CHILDREN, listed(3, end="9"))
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("looks", "proven"),
     [
         ([(0.0, CHILDREN), (10.0, CHILDREN)], [False, True]),

@@ -25,6 +25,7 @@ from kclrun.consuming.hot_keys import (
 )
 from kclrun.model.record import Record
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
+from tests.support.tables import over_rows
 
 WHOLE = HashRange(0, HASH_KEY_MAX)
 WINDOW_S = 60.0
@@ -96,9 +97,7 @@ def test_a_new_key_takes_over_the_smallest_counter_and_its_weight_as_an_error():
     assert sorted(sketch.counted()) == [(("b", ""), 7, 0), (("d", ""), 7, 6)]
 
 
-@pytest.mark.parametrize(
-    ("count", "taken"), [(1, 1), (2, 2), (SAMPLES_A_PAGE, 8), (200, 8), (10_000, 8)]
-)
+@over_rows(("count", "taken"), [(1, 1), (2, 2), (SAMPLES_A_PAGE, 8), (200, 8), (10_000, 8)])
 def test_a_page_gives_few_samples_spread_over_it(count, taken):
     sampling, page = Sampling(), range(count)
 
@@ -358,7 +357,7 @@ def test_an_explicit_hash_key_that_is_not_a_number_has_no_position():
 QUARTER = HASH_KEY_MAX // 4
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("shares", "at", "heavier"),
     [
         # An even rest only: the middle.
@@ -402,7 +401,7 @@ def test_a_split_is_one_that_the_service_takes(hash_range, at):
 SOUND = ShardHeat(60.0, 1e6, 900.0, 1e6, 0.0, 0, 0.02, "keys", (HotKey("7", 0.5),), "9", 0.5)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "changes",
     [
         {"covered_s": float("nan")},

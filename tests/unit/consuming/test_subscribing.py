@@ -21,6 +21,7 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
+from tests.support.tables import over_rows
 
 BUSY = Unavailable("ResourceInUseException")
 
@@ -60,7 +61,7 @@ def test_while_a_subscription_stands_no_other_one_is_due():
     assert not subscribed().is_due(1e9)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("error", "chance", "pauses"),
     [
         # Another owner's subscription is taken over after five seconds: the fourth try.
@@ -153,7 +154,7 @@ def test_silence_of_two_heartbeats_is_the_end_and_an_event_between_begins_anew()
     assert plan.is_silent(0.5)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("claim", "events", "is_slow"),
     [
         ("each is late, and the lag grows", [(20_000 + 4_000 * n, 4.0) for n in range(4)], True),

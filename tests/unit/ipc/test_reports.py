@@ -9,6 +9,7 @@ from kclrun.ipc.messages import TRACEBACK_BYTES_MAX, decode_report, encode_repor
 from kclrun.ipc.ring import ENTRY_BYTES_MAX
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.protocol import reports
+from tests.support.tables import over_rows
 
 AT = ExtendedSequenceNumber("49671" * 11, 7)
 LONGEST = ExtendedSequenceNumber("9" * 129, 2**63 - 1)
@@ -44,7 +45,7 @@ EACH = [
 ]
 
 
-@pytest.mark.parametrize("transition", EACH, ids=lambda transition: type(transition).__name__)
+@over_rows("transition", EACH)
 def test_a_transition_is_read_as_it_was_written(transition):
     assert decode_report(encode_report(transition)) == transition
 
@@ -73,7 +74,7 @@ LIMITS_BYTES = {
 }
 
 
-@pytest.mark.parametrize("report", EACH, ids=lambda report: type(report).__name__)
+@over_rows("report", EACH)
 def test_each_text_of_a_report_has_its_limit_and_reaches_it(report):
     texts = [name for name in report.__struct_fields__ if name in LIMITS_BYTES]
     fits = {name: "x" * LIMITS_BYTES[name] for name in texts}
@@ -127,7 +128,7 @@ def test_undecodable_file_names_in_an_error_travel():
     assert decode_report(encode_report(accents)) == accents
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "payload",
     [
         b"",

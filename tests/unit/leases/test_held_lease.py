@@ -7,6 +7,7 @@ from kclrun.leases.held_lease import TRANSITIONS, WITH_PROCESS, HeldLease, State
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.protocol.writes import InFlight, Renew
+from tests.support.tables import over_rows
 
 
 def test_every_state_can_be_reached_and_every_one_leads_to_gone():
@@ -56,7 +57,7 @@ def running(**changed):
     return HeldLease(key="s0", state=State.RUNNING, **{**fields, **changed})
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("changed", "complaint"),
     [
         ({"in_flight": sent(Renew("s0", "me", 1))}, "a write of ours under way"),

@@ -11,6 +11,7 @@ from kclrun.model.sequence import SHARD_END
 from kclrun.protocol import reports
 from kclrun.protocol import writes as ch
 from kclrun.protocol.writes import ConditionFailed, OutcomeUnknown, Refused, Throttled, Unavailable
+from tests.support.tables import over_rows
 from tests.unit.leases.manager_life import (
     JAVA,
     ME,
@@ -234,7 +235,7 @@ def test_what_was_offered_to_us_already_a_drain_offers_to_whoever_comes():
     assert life.asked(c.Finish)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "row_found",
     [
         None,
@@ -243,7 +244,6 @@ def test_what_was_offered_to_us_already_a_drain_offers_to_whoever_comes():
         offered("o0", to=THIRD),
         offered("o0"),
     ],
-    ids=["no row", "owned without an ask", "taken", "offered to another", "offered to all"],
 )
 def test_what_was_not_offered_to_us_a_drain_leaves_as_it_is(row_found):
     life, ask = draining_with_an_ask()

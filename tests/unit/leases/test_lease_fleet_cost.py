@@ -20,6 +20,7 @@ from kclrun.leases.table_view import Observation
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
+from tests.support.tables import over_rows
 
 ROW_BYTES = 392  # measured: a checkpoint of 56 digits, owner, range, what we publish
 READ_UNIT_BYTES = 4096
@@ -56,7 +57,7 @@ def test_a_thousand_managers_over_ten_thousand_rows_stay_below_what_a_new_table_
     assert read_units_per_s(1000, 10_000) < NEW_TABLE_UNITS_PER_S
 
 
-@pytest.mark.parametrize("count", [1, 5, 16, 17, 1000])
+@over_rows("count", [1, 5, 16, 17, 1000])
 def test_a_fleet_of_any_size_reads_the_mode_of_a_kcl_3_fleet_once_a_minute(count):
     pool = frozenset(fleet(count))
     readers = [seldom for seldom, _ in scanners(count)].count(False)

@@ -11,6 +11,7 @@ from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.protocol import reports
 from kclrun.protocol import writes as ch
+from tests.support.tables import over_rows
 from tests.unit.leases.manager_life import ME, OTHER, ManagerLife, replace, row
 from tests.unit.leases.test_lease_generations import HIGH, LOW, view_of
 
@@ -18,7 +19,7 @@ ONE, UNTIL = Pause(9.0), Pause(1.0, until=5.0)
 STREAM, ALL = Pause(1.0, scope=Scope.STREAM), Pause(2.0, until=5.0, scope=Scope.ALL)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("pauses", "inherited", "of_stream"),
     [
         ((), None, None),

@@ -21,6 +21,7 @@ from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.protocol import writes as ch
 from kclrun.protocol.writes import Fate, InFlight
+from tests.support.tables import over_rows
 
 HALF = (HASH_KEY_MAX + 1) // 2
 
@@ -161,7 +162,7 @@ TAKE = ch.Take("s0", "me", "them", 4, 10.0, "LATEST")
 HALT = Halt("poison", 1.0)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("change", "row", "verdict"),
     [
         (TAKE, lease(owner="me", counter=5), Fate.APPLIED),

@@ -3,7 +3,6 @@ data is in what is recorded."""
 
 from pathlib import Path
 
-import pytest
 import yaml
 
 from kclrun.leases.story import (
@@ -21,6 +20,7 @@ from kclrun.model.lease import OFFERED, Halt, Lease
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.observe.events import CATALOGUE, FIELDS
 from tests.chaos import faults, nemesis
+from tests.support.tables import over_rows
 
 SHARD = "shardId-000000000003"
 OWNERS = {
@@ -82,7 +82,7 @@ def entries(text):
             yield Entry(float(at), OWNERS[owner], event, shard, kept)
 
 
-@pytest.mark.parametrize("incident", INCIDENTS)
+@over_rows("incident", INCIDENTS)
 def test_each_incident_has_its_story(incident):
     case = INCIDENTS[incident]
     seen = list(entries(case["recorded"]))
@@ -109,7 +109,7 @@ def test_every_event_that_is_recorded_is_of_the_catalogue_and_has_a_sentence():
     assert {name for names in RECORDED.values() for name in names} <= FIELDS | {"owner"}
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("event", "fields"),
     [
         ("processor_raised", {"where": "f", "error": "ValueError: SECRET", "attempts": 1}),
@@ -146,7 +146,7 @@ def test_the_story_at_a_time_ends_there_and_says_what_the_shard_was_doing():
     ]
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("row", "said"),
     [
         ({"checkpoint": SHARD_END}, ["Now: finished: the shard was read to its end."]),
@@ -208,7 +208,7 @@ def test_a_checkpoint_is_late_once_after_three_intervals_while_records_wait():
 DATABASE = "output: cannot commit to shop.orders: OperationalError (57P01): the server shuts down"
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("event", "fields", "kept"),
     [
         ("processor_failed", {"where": "output", "error": DATABASE}, DATABASE),

@@ -7,6 +7,7 @@ from kclrun.leases.stream_rows import key_in_table, near_misses
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import ALL_HASH_KEYS, Shard
+from tests.support.tables import over_rows
 
 OWN, MADE_UP, OTHER = "1:orders:1700000000", "1:orders:12345", "1:orders:1690000000"
 CREATED = 1_700_000_000.25
@@ -26,7 +27,7 @@ def key(*rows, shards=(OPEN, CLOSED)):
     return key_in_table(OWN, CREATED, rows, lambda: shards, table="t")
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("claim", "rows", "expected"),
     [
         ("no rows", [], OWN),
@@ -71,7 +72,7 @@ def test_the_stream_is_listed_only_if_its_rows_have_another_name():
     assert key_in_table(OWN, CREATED, [row("1:audits:5")], never, table="t") == OWN
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("other", "words"),
     [
         (MADE_UP, "orders with the creation 12345 instead of 1700000000"),

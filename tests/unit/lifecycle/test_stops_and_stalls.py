@@ -17,6 +17,7 @@ from kclrun.lifecycle.stopping import (
 )
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.protocol.status import LeaseStatus, WorkerState
+from tests.support.tables import over_rows
 
 
 def position(number):
@@ -151,7 +152,7 @@ def test_the_latest_fence_is_a_failover_after_the_last_send(last_send_instant, f
 # Stalls.
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("seen", "what", "since", "is_silent"),
     [
         (None, "reading has not begun", 10.0, False),
@@ -204,7 +205,7 @@ def test_what_a_restart_can_repair_is_a_stall(seen, what, since, is_silent):
     assert (stall.what, stall.since, stall.is_silent) == (what, since, is_silent)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "seen",
     [
         status(),
@@ -272,7 +273,7 @@ def test_a_process_that_went_and_came_back_begins_anew():
     assert watch.judge(1, None, failover_s=10.0, now=9.0).since == 4.0
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("silent_s", "is_stalled"),
     [(0.5, True), (2.9, True), (3.0, False), (19.9, False), (20.0, True)],
 )

@@ -182,7 +182,7 @@ def test_a_field_outside_its_bounds_is_refused(operation, member, fault, value):
     assert code_of(kinesis, operation, request) in REFUSED
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("operation", "more"),
     [
         ("PutRecord", {"DryRun": True}),
@@ -278,7 +278,7 @@ def test_what_an_operation_says_that_it_refuses_is_refused(operation, more, code
     assert code_of(kinesis, operation, valid(kinesis, operation) | more) == code
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("operation", "made", "more"),
     [
         *(
@@ -449,13 +449,10 @@ def widths(shards):
     )
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "made_most"),
-    [
+@over_rows(("before", "after", "made_most"), [
         (1, 2, 2), (2, 4, 4), (3, 6, 6), (5, 10, 10), (7, 14, 14), (11, 22, 22), (100, 200, 200),
         (6, 3, 3), (10, 5, 5), (200, 100, 100), (4, 6, 12), (3, 2, 4), (4, 3, 7), (5, 7, 16),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_scaling_ends_in_equal_ranges_without_slivers_on_the_way(before, after, made_most):
     kinesis = Kinesis(KinesisSettings(), b"s" * 32)
     kinesis.create_stream("s", before, NOW)

@@ -31,6 +31,7 @@ from kclrun.local.limits import AWS_LIMITS
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.signatures import Credentials
 from tests.patience import HUNG_S
+from tests.support.tables import over_rows
 from tests.unit.local.conftest import KEY, SECRET
 from tests.unit.local.serving import ask, code_of, post, served
 
@@ -338,7 +339,7 @@ def part(body, **more):
     return {"type": "http.request", "body": body, **more}
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("messages", "body"),
     [
         ([part(b"abc")], b"abc"),

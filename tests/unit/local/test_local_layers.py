@@ -5,10 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import kclrun.local
 from kclrun.ports import ShardReader, StreamAdmin
+from tests.support.tables import over_rows
 
 ROOM = Path(kclrun.local.__file__).parent
 PURE = (
@@ -37,12 +36,12 @@ def imported(module):
             yield node.module if node.module.startswith("kclrun") else node.module.partition(".")[0]
 
 
-@pytest.mark.parametrize("module", PURE)
+@over_rows("module", PURE)
 def test_a_pure_module_imports_no_clock_and_nothing_of_the_world(module):
     assert not WORLD & set(imported(module))
 
 
-@pytest.mark.parametrize("module", PURE)
+@over_rows("module", PURE)
 def test_a_pure_module_of_this_room_imports_only_pure_ones_of_it(module):
     prefix = "kclrun.local."
     own = {name.removeprefix(prefix) for name in imported(module) if name.startswith(prefix)}

@@ -22,6 +22,7 @@ from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import (
     PutEntry,
 )
+from tests.support.tables import over_rows
 
 NOW = 1_700_000_000.0
 CANARY = "canary-in-the-data"
@@ -186,7 +187,7 @@ def test_consumers_are_listed_in_pages():
     assert (pages, more) == ([["a", "b"], ["c"]], {"NextToken": None})
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("named", "code"),
     [
         ({}, "InvalidArgumentException"),

@@ -12,6 +12,7 @@ from kclrun.local.server import start_embedded
 from kclrun.local.service import SHARDS_MAX, Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
 from kclrun.model.stream import LOOPBACK_REGION, region_of
+from tests.support.tables import over_rows
 from tests.unit.local.serving import served
 from tests.unit.local.test_api_reference import (
     ARN,
@@ -35,7 +36,7 @@ def region_error(call, *arguments, **more):
     return caught.value.code
 
 
-@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - OF_THE_ACCOUNT))
+@over_rows("operation", sorted(OPERATIONS.keys() - OF_THE_ACCOUNT))
 def test_no_operation_reaches_a_stream_of_another_region(operation):
     kinesis = service()
     request = valid(kinesis, operation)
@@ -147,7 +148,7 @@ def test_the_region_of_a_stream_is_noted_once_for_a_region_of_requests():
     assert len(notes) == 100
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("authorization", "region"),
     [
         (None, HERE),

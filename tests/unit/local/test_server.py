@@ -15,6 +15,7 @@ from kclrun.errors import SettingsError, Unavailable
 from kclrun.local import server
 from kclrun.local.server import start_embedded
 from tests.patience import HUNG_S, until
+from tests.support.tables import over_rows
 from tests.unit.local.conftest import KEY, SECRET
 from tests.unit.local.serving import code_of, post
 
@@ -179,7 +180,7 @@ def test_it_listens_at_the_first_host_and_may_be_called_by_each():
             assert post(running.endpoint, target, b"{}", {"Host": host})[0] == status
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("address", "url"),
     [
         ("127.0.0.1", "http://127.0.0.1:1"),

@@ -11,6 +11,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as SigningCredentials
 
 from kclrun.local.signatures import Credentials, SignatureRefused, SignedRequest, verify
+from tests.support.tables import over_rows
 
 KEY, SECRET = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 KNOWN = Credentials(KEY, SECRET)
@@ -130,7 +131,7 @@ def test_a_header_that_was_not_signed_may_change():
     verify(changed(request, headers=(*headers, ("via", "proxy"))), KNOWN, now())
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("service", "field"),
     [
         ("kinesis", {"path": "/#x"}),
@@ -206,7 +207,7 @@ def test_a_presigned_url_is_accepted_until_it_expires():
         assert "Signature expired" in str(refused(request, now() + expires_s + 1))
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("part", "value", "code"),
     [
         ("X-Amz-Expires", "9" * 400, "InvalidSignatureException"),
@@ -229,7 +230,7 @@ def test_a_presigned_url_with_a_malformed_part_is_refused(part, value, code):
     assert refused(changed(request, query=query)).code == code
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "authorization",
     [
         "",

@@ -25,6 +25,7 @@ from kclrun.local.stream import (
 )
 from kclrun.model.record import IteratorType
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, hash_key_of
+from tests.support.tables import over_rows
 
 SECRET = b"a secret of the tests".ljust(32)
 START = 1_700_000_000.0
@@ -610,7 +611,7 @@ NO_NUMBERS = [str((3 << 184) | 2), str(A_NUMBER + 1), f"0{A_NUMBER}"]
 NO_NUMBERS += [str(A_NUMBER).translate({ord("4"): "\u0664"})]
 
 
-@pytest.mark.parametrize("text", ["", "1", "x", "9" * 58, "9" * 5000, str(2**188), *NO_NUMBERS])
+@over_rows("text", ["", "1", "x", "9" * 58, "9" * 5000, str(2**188), *NO_NUMBERS])
 def test_a_text_of_others_is_no_sequence_number(text):
     assert parse(text) is None
 

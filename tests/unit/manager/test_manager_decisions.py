@@ -14,6 +14,7 @@ from kclrun.manager.watch import fleet_failover_s
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.sinks.durable_files import write_report
+from tests.support.tables import over_rows
 from tests.unit.leases.manager_life import OTHER, THIRD, ManagerLife, row
 
 
@@ -29,7 +30,7 @@ def status(**fields):
 # The fleet's failover [P7].
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("claim", "rows", "failover_s"),
     [
         ("no row says one", [row(owner=OTHER)], 10.0),

@@ -13,6 +13,7 @@ from kclrun.manager import locks as identities
 from kclrun.manager.locks import establish, host_slot
 from kclrun.model.lease import Owner
 from tests.support.descriptors import open_descriptors
+from tests.support.tables import over_rows
 
 
 @pytest.fixture
@@ -287,7 +288,7 @@ def test_a_folder_that_cannot_be_looked_into_shows_no_former_owner_and_ends_nobo
     assert second.seize_former() == {first.id}
 
 
-@pytest.mark.parametrize("name", ["ip-10-0-0-1.ec2", "a:b", "Österreich", "", "x" * 300, "..."])
+@over_rows("name", ["ip-10-0-0-1.ec2", "a:b", "Österreich", "", "x" * 300, "..."])
 def test_a_slot_is_safe_in_an_owner_id_whatever_the_host_is_called(name):
     slot = host_slot(name, "boot", "1:2")
 

@@ -29,6 +29,7 @@ from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumbe
 from kclrun.protocol import reports
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.protocol.writes import CreateLease, ResumeLease
+from tests.support.tables import over_rows
 from tests.unit.manager.manager_rig import BEGAN, sampler_of_core
 
 OTHER = "kclrun:g:other:n"
@@ -397,7 +398,7 @@ def test_rates_are_over_the_last_five_looks_and_never_negative(rig):
     assert shots == pytest.approx([0.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 0.0])
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("claim", "fields", "trouble", "note"),
     [
         ("it is well", {"state": State.RUNNING}, "", ""),
@@ -642,7 +643,7 @@ def test_a_lease_process_is_shown_with_its_memory_and_from_the_second_look_on_it
         assert (waiting.pid, waiting.cpu_percent, waiting.memory_bytes) == (None, None, None)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("claim", "fields", "second", "lag_ms", "is_unread"),
     [
         ("it has read no page yet, for a moment", {}, 19.0, None, False),

@@ -8,6 +8,7 @@ from kclrun.manager.sampling import lag_ms, lag_of, progressed_instant
 from kclrun.model.lease import Halt, Lease
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.protocol.status import LeaseStatus, WorkerState
+from tests.support.tables import over_rows
 
 EARLY, LATE = ExtendedSequenceNumber("10"), ExtendedSequenceNumber("20")
 
@@ -16,7 +17,7 @@ def status(**fields):
     return LeaseStatus(pid=1, incarnation=1, state=WorkerState.PROCESSING, **fields)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("claim", "fields", "expected"),
     [
         ("it has not read yet", {}, 0.0),
@@ -80,7 +81,7 @@ def row(halt):
     return Lease(key="s0", checkpoint=EARLY, halt=halt)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("claim", "held", "read", "expected"),
     [
         ("a process that reads says it itself", held_lease(waiting_since=900.0), 2000, 5500),

@@ -11,6 +11,7 @@ from kclrun.errors import SettingsError
 from kclrun.manager.metering import notify_socket, open_announcer, watchdog_s
 from kclrun.observe.health import Reason, Verdict
 from kclrun.observe.logs import EventLog, LineSink
+from tests.support.tables import over_rows
 
 OK = Verdict("ok")
 STARTING = Verdict("starting", (Reason(text="the manager is starting"),))
@@ -262,7 +263,7 @@ def test_a_watchdog_of_nobody_or_of_another_process_is_none(environment):
     assert watchdog_s(environment) is None
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "soon", "1.5", "²"])
+@over_rows("text", ["0", "-1", "soon", "1.5", "²"])
 def test_a_period_that_is_none_is_refused(text):
     with pytest.raises(SettingsError, match="WATCHDOG_USEC"):
         watchdog_s({"WATCHDOG_USEC": text})

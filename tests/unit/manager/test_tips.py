@@ -1,7 +1,5 @@
 """Whether the shards of other owners are read, for `--until caught-up`: the stream decides."""
 
-import pytest
-
 from kclrun.errors import ExpiredIterator, NotFound, Unavailable
 from kclrun.manager.tips import TipsElsewhere, why_not_caught_up
 from kclrun.model.lease import Lease
@@ -9,6 +7,7 @@ from kclrun.model.reading import FetchedPage
 from kclrun.model.record import Record
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.stream import ONLY_STREAM
+from tests.support.tables import over_rows
 
 
 def at(number):
@@ -74,7 +73,7 @@ class Looks:
         return self.tips.are_read(leases)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("claim", "reader", "row", "is_read"),
     [
         ("the last record is checkpointed", Reader(1, 2, 9), lease(at(9)), True),

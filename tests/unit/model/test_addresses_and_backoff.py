@@ -1,14 +1,13 @@
 """Which URLs may be an endpoint, how long a pause lasts, and which ranges and numbers compare."""
 
-import pytest
-
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.stream import is_loopback, why_no_endpoint
 from kclrun.model.time import backoff_s
+from tests.support.tables import over_rows
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("url", "why"),
     [
         ("https://kinesis.eu-west-1.amazonaws.com", ""),
@@ -46,7 +45,7 @@ def test_an_endpoint_is_https_or_on_this_host_and_else_it_is_said_what_to_write(
     assert "secret" not in reported
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("url", "is_here"),
     [
         ("http://127.0.0.1:4567", True),

@@ -7,11 +7,10 @@ from kclrun.model.lease import Lease, LeaseKey, Owner, are_children_lost
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
+from tests.support.tables import over_rows
 
 
-@pytest.mark.parametrize(
-    "text", ["", "00", "01", "-1", "1.0", "1 ", "½", "trim_horizon", "9" * 130, "SHARD-END"]
-)
+@over_rows("text", ["", "00", "01", "-1", "1.0", "1 ", "½", "trim_horizon", "9" * 130, "SHARD-END"])
 def test_what_is_no_sequence_number_is_refused(text):
     with pytest.raises(LimitExceeded, match="is not a sequence number"):
         ExtendedSequenceNumber(text)

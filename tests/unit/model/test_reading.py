@@ -16,6 +16,7 @@ from kclrun.errors import (
 from kclrun.model.reading import Fetch, FetchedPage, HeadWatch, PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.ports import next_page
+from tests.support.tables import over_rows
 
 BEGINNING = StartPoint(IteratorType.TRIM_HORIZON)
 LATEST = StartPoint(IteratorType.LATEST)
@@ -59,7 +60,7 @@ def test_every_record_comes_once_and_in_order_whatever_fails():
         assert numbers == list(shard.numbers), errors
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("error", "following"),
     [
         (ExpiredIterator("old"), StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, "11")),
@@ -194,14 +195,14 @@ def losses(start, pages, retention_s=DAY_S):
     return [text for text in found if text], asked
 
 
-@pytest.mark.parametrize("what", HEADS)
+@over_rows("what", HEADS)
 def test_records_that_expired_unread_are_reported_and_nothing_else_is(what):
     start, pages, reported = HEADS[what]
 
     assert len(losses(start, pages)[0]) == reported
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("start", "pages", "is_asked"),
     [
         # The least retention is a day; a checkpoint is younger than half of it as a rule.

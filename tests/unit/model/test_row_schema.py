@@ -11,6 +11,7 @@ import pytest
 
 from kclrun.errors import RowMismatch
 from kclrun.model.row_schema import Column, DecimalType, RowSchema, SimpleType
+from tests.support.tables import over_rows
 
 
 class Nanoseconds(datetime):
@@ -41,7 +42,7 @@ class Flight:
     legs: list[Leg]
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("text", "same_as"),
     [
         ("carrier string, flights long", "carrier: string, flights: long"),
@@ -75,7 +76,7 @@ def test_columns_have_names_types_and_whether_they_may_be_null():
     )
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("text", "said"),
     [
         ("", "expected the name of a column, got the end"),
@@ -106,7 +107,7 @@ def test_a_text_that_is_not_a_schema_is_refused_with_the_place(text, said):
 NOON = datetime(2013, 1, 1, 12, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("column", "given", "checked"),
     [
         ("string", "é", "é"),
@@ -142,7 +143,7 @@ def test_a_value_that_fits_is_as_its_type_has_it(column, given, checked):
         assert str(row["n"]) == str(checked)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("column", "given", "said"),
     [
         ("string", 4111, "column n: expected string, got int"),
@@ -204,7 +205,7 @@ def test_a_value_that_does_not_fit_is_refused_by_its_column_and_never_shown(colu
     assert "4111" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("row", "said"),
     [
         ({"flights": 1}, "column carrier: is NOT NULL and has no value"),
@@ -235,7 +236,7 @@ def test_a_checked_row_has_every_column_in_order_whether_mapping_dataclass_or_st
     }
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "number", [0.1, 1 / 4, 3.4e38, 1e-45, 123456.0, 0.10000000149011612, float("nan"), -0.0, 7]
 )
 def test_a_float_takes_what_is_read_back_as_it_was_given(number):

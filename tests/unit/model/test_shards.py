@@ -3,6 +3,7 @@
 import pytest
 
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard, ShardGraph, is_older, is_too_new_for
+from tests.support.tables import over_rows
 
 LOW, HIGH, ALL = HashRange(0, 49), HashRange(50, 99), HashRange(0, 99)
 
@@ -56,7 +57,7 @@ def test_a_trimmed_parent_is_named_by_its_child_and_is_no_part_of_the_graph():
     assert GRAPH.children_naming(number(7)) == ()
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("one", "other", "older"),
     [
         (number(1), number(2), True),

@@ -16,6 +16,7 @@ from kclrun.model.stream import (
     stream_name_of,
     stream_of,
 )
+from tests.support.tables import over_rows
 
 ORDERS = "123456789012:orders:1700000000"
 SHARD = "shardId-000000000003"
@@ -46,7 +47,7 @@ def test_a_qualified_lease_key_has_a_stream_a_shard_and_a_name_for_people():
     assert stream_name_of(stream_of(key)) == "orders"
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "key", [SHARD, "", "a:b:c:d", "1:b:2", "1:b:2:", "1:b:2:c:d", "x1:b:2:c", "?", f" {ORDERS}:s"]
 )
 def test_whatever_else_a_key_is_it_is_of_the_only_stream_and_its_own_shard(key):
@@ -77,7 +78,7 @@ def test_a_child_is_qualified_with_its_parents():
 HERE = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("part", "other", "words"),
     [
         ("eu-west-1", "us-east-1", "orders of region us-east-1; the one of region eu-west-1"),

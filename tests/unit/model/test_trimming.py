@@ -1,9 +1,8 @@
 """One rule says whether a shard was trimmed: a table of listings, and every reader that uses it."""
 
-import pytest
-
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.protocol.trimming import LISTING_LAG_MAX_S, Absence, ExpiryWatch, absence_of
+from tests.support.tables import over_rows
 
 LOW, HIGH = HashRange(0, 2**127 - 1), HashRange(2**127, HASH_KEY_MAX)
 
@@ -32,12 +31,12 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize(("shards", "absence"), ROWS.values(), ids=ROWS)
+@over_rows(("shards", "absence"), ROWS.values())
 def test_a_listing_says_that_a_shard_is_listed_too_new_trimmed_or_nothing(shards, absence):
     assert absence_of(shards, id_of(3), LOW, [id_of(1)]) is absence
 
 
-@pytest.mark.parametrize(("shards", "absence"), ROWS.values(), ids=ROWS)
+@over_rows(("shards", "absence"), ROWS.values())
 def test_a_proof_needs_two_listings_that_say_trimmed_or_a_long_silence(shards, absence):
     watch = ExpiryWatch(id_of(3), LOW, [id_of(1)], apart_s=5.0)
     patient = ExpiryWatch(id_of(3), LOW, [id_of(1)], apart_s=5.0, gives_up_unknown=True)

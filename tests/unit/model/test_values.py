@@ -37,6 +37,7 @@ from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.protocol import writes as changes
 from kclrun.protocol.conditions import WRITES
 from kclrun.protocol.status import LeaseStatus, WorkerState
+from tests.support.tables import over_rows
 
 KEY, ME, YOU = LeaseKey("s"), "kclrun::here:a", "kclrun::there:b"
 READS_SINCE = 5 * FAILOVER_MAX_S
@@ -152,7 +153,7 @@ def reset_to(position, children=frozenset()):
     return changes.ResetLease(KEY, ME, 3, at(1), position, 2, halt, children=frozenset(children))
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("change", "mistake"),
     [
         (changes.Take(KEY, ME, "java", 3, 10.0, "LATEST", forced=True), None),
@@ -263,7 +264,7 @@ def test_no_pause_is_above_its_bound_however_often_it_was_asked():
 # KCL 3.
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("mode", "native"),
     [
         ("CLIENT_VERSION_3X", True),
@@ -329,14 +330,12 @@ def test_a_shard_has_a_short_name_and_is_spelled_out_from_it(short, long):
     assert short_name(long) == short
 
 
-@pytest.mark.parametrize("name", ["", "1234567890123", "-1", "٣", "x", "shard-2"])
+@over_rows("name", ["", "1234567890123", "-1", "٣", "x", "shard-2"])
 def test_what_is_no_number_of_a_shard_is_left_as_it_is(name):
     assert spelled_out(name) == short_name(name) == name
 
 
-@pytest.mark.parametrize(
-    "name", ["007", "shardId-", "shardId-0x2", "shardId-٣", "orders:shardId-a"]
-)
+@over_rows("name", ["007", "shardId-", "shardId-0x2", "shardId-٣", "orders:shardId-a"])
 def test_what_is_no_shard_id_is_not_made_shorter(name):
     assert short_name(name) == name
 

@@ -1,9 +1,8 @@
 """The verdict on a manager: progress, not existence; and only what another machine would repair."""
 
-import pytest
-
 from kclrun.observe.health import HealthLimits, health_body, judge
 from kclrun.observe.sample import LeaseSample, ManagerSample, Outage
+from tests.support.tables import over_rows
 
 LIMITS = HealthLimits(stall_s=120.0, look_age_max_s=10.0, drain_max_s=70.0, output_lag_max_s=180.0)
 
@@ -180,9 +179,7 @@ SCENARIOS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("shown", "status", "said"), [row[1:] for row in SCENARIOS], ids=[row[0] for row in SCENARIOS]
-)
+@over_rows(("shown", "status", "said"), [row[1:] for row in SCENARIOS])
 def test_a_manager_is_judged_by_its_progress(shown, status, said):
     judged = verdict(shown)
 

@@ -19,6 +19,7 @@ from kclrun.observe.members import (
 )
 from kclrun.observe.sample import LeaseSample, ManagerSample
 from tests.patience import HUNG_S
+from tests.support.tables import over_rows
 
 OWNER = "kclrun:a:host-1:1a2b"
 LEASE = LeaseSample(shard="s0", state="running", records_total=7, records_per_s=2.5, note="a\nb")
@@ -26,7 +27,7 @@ SAMPLE = ManagerSample(application="orders", stream="x", owner=OWNER, uptime_s=1
 DETAIL = LeaseDetail(application="orders", owner=OWNER, shard="s0", state="running")
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("text", "networks", "place"),
     [
         ("127.0.0.1:9464", (), ("127.0.0.1", 9464)),
@@ -101,7 +102,7 @@ def test_the_detail_of_a_lease_is_that_of_the_sample_and_of_no_other_lease():
     assert detail_of(None, "s0", ()) is None
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("answer", "counts"),
     [
         (Answer(msgspec.json.encode(DETAIL)), True),

@@ -1,12 +1,12 @@
 """Samples of a minute become one statistic set a metric: nothing lost, nothing counted twice."""
 
 import msgspec
-import pytest
 
 from kclrun.model.record import Statistics
 from kclrun.observe import metrics
 from kclrun.observe.metrics import COUNTED, FLEET_EVERY_S, LEASE_EVERY_S, METRICS, MetricWindow
 from kclrun.observe.sample import LeaseSample, ManagerSample, Outage, ShardReport, how_to_resume
+from tests.support.tables import over_rows
 
 APPLICATION = (("Application", "orders"),)
 
@@ -196,7 +196,7 @@ def test_in_detail_each_shard_has_its_own_beside_those_of_all():
     assert found["millis_behind_latest", (*APPLICATION, ("Shard", "b"))] == Statistics(1, 7, 7, 7)
 
 
-@pytest.mark.parametrize("name", METRICS)
+@over_rows("name", METRICS)
 def test_a_metric_is_described_and_has_a_name_for_prometheus(name):
     assert METRICS[name].meaning
     assert METRICS[name].prometheus.startswith("kclrun_")

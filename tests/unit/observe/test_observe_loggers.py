@@ -13,13 +13,14 @@ from kclrun.errors import SettingsError
 from kclrun.model.logger import is_of_users, level_for
 from kclrun.observe.loggers import LoggerLevels, place_of_module
 from kclrun.observe.logs import OWN_LOGGER, log_of
+from tests.support.tables import over_rows
 
 LIBRARIES = {"/usr/lib/python3.13", "/venv/lib/site-packages"}
 INSTALLED = "/venv/lib/site-packages/x/__init__.py"
 YAML = "application: orders\nstream: orders\nprocessor: app.orders:Orders\n"
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("name", "place", "is_own"),
     [
         # The package of the processor, also where it is installed.
@@ -48,7 +49,7 @@ def test_a_logger_is_the_users_or_a_librarys(name, place, is_own):
     assert found == is_own
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("name", "level"),
     [
         ("httpx", "info"),
@@ -64,7 +65,7 @@ def test_the_longest_name_that_is_set_counts(name, level):
     assert level_for(name, {"httpx": "info", "httpx.auth": "debug"}) == level
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("level", "name", "least"),
     [
         ("info", "orders", logging.INFO),
@@ -107,7 +108,7 @@ def test_the_packages_of_user_code_are_those_that_the_settings_name():
     assert own_packages(settings) == ("app", "codecs_of_us", "other")
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("levels", "reported"),
     [
         ("{httpx: warn}", "log.levels.httpx: .*did you mean warning"),

@@ -17,6 +17,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.observe import traces
 from kclrun.observe.traces import LINKS_MAX, LeaseSpans, SpanQueue, json_carrier
 from tests.patience import HUNG_S
+from tests.support.tables import over_rows
 
 
 class Held:
@@ -228,7 +229,7 @@ def test_batches_that_are_left_end_as_failed_and_no_checkpoint_names_them():
     assert kept.named("commit") == []
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("path", "data", "found"),
     [
         ("traceparent", b'{"big": {"x": [1]}, "traceparent": "00-a"}', "00-a"),

@@ -22,6 +22,7 @@ from kclrun.observe.story import StoryRing
 from kclrun.page.detail_view import AskedOwner, LetterLine, LettersRead, StoryRead, why_not_asked
 from kclrun.page.server import routes
 from tests.patience import HUNG_S
+from tests.support.tables import over_rows
 from tests.unit.page.fleet import ABOUT, JAVA, NOW, A, key, lease, snapshot_of
 
 HOSTILE = "<script>alert(1)</script>"
@@ -230,7 +231,7 @@ def letter(number, **fields):
     )
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("reported", "parts"),
     [
         (None, ("They are being read.",)),

@@ -4,6 +4,7 @@ import pytest
 
 from kclrun.page.lag_history import SAMPLES_MAX, LagHistory, level_of, measured_every_s
 from kclrun.page.shards_view import lineage_of
+from tests.support.tables import over_rows
 from tests.unit.page.fleet import key, lease, shard
 
 
@@ -13,7 +14,7 @@ def test_the_levels_of_a_lag():
     assert [level_of(each) for each in seconds] == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("scanned_every_s", "shards", "measured_s"),
     [
         # At least two scans lie between: a shard's applications share five reads a second.

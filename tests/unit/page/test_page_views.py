@@ -21,6 +21,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 from kclrun.page.server import routes
 from kclrun.page.snapshot import Problem, Snapshot
+from tests.support.tables import over_rows
 from tests.unit.page.fleet import ABOUT, NOW, A, behind, key, lease, small_fleet, snapshot_of
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -69,7 +70,7 @@ class Reader(HTMLParser):
         return " ".join(self.words)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@over_rows("name", PAGES)
 def test_the_pages_of_a_small_fleet_are_those_of_the_golden_files(name):
     path, query = PAGES[name]
     page = shown(small_fleet(), path, **query)

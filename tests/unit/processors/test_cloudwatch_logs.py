@@ -8,6 +8,7 @@ import pytest
 from kclrun.testing import make_record, run_processor
 from processors import cloudwatch_logs
 from processors.cloudwatch_logs import LogEvents, some_subscriptions, subscriptions
+from tests.support.tables import over_rows
 
 PAYLOADS = [payload for _, payload in some_subscriptions()]
 
@@ -40,7 +41,7 @@ def test_each_line_of_a_log_is_a_row_and_a_control_message_is_none():
     }
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "payload",
     [
         zipped(data("a", "b")),
@@ -57,7 +58,7 @@ def test_members_and_objects_may_be_several(payload):
     assert ids(payload) == ["a", "b"]
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("payload", "words"),
     [
         (data("a"), "not gzip"),

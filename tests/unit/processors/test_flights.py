@@ -12,6 +12,7 @@ from kclrun.testing import replay, run_processor
 from processors import flights
 from processors.flights import Delay, DelayByCarrier
 from tests.patience import HUNG_S
+from tests.support.tables import over_rows
 
 LINE = (
     "2013,1,1,517,515,{delay},830,819,11,{carrier},1545,N14228,EWR,IAH,227,1400,5,{minute},{hour}"
@@ -49,7 +50,7 @@ def test_a_line_that_is_no_flight_is_named_by_its_position_and_not_shown():
     assert "canary" not in str(refused.value)
 
 
-@pytest.mark.parametrize("window", ["", "15", "0m", "1w", "-1m", None])
+@over_rows("window", ["", "15", "0m", "1w", "-1m", None])
 def test_a_window_that_is_no_duration_is_refused(window):
     with pytest.raises(ValueError, match=r"options\.window"):
         run_processor(DelayByCarrier, [], options={"window": window})

@@ -17,6 +17,7 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.reading import stream
 from kclrun.reading.ends import FOR_EVER, SETTLED_S, ReadingEnd
 from kclrun.reading.starts import ShardStart, parse_position, position_starts
+from tests.support.tables import over_rows
 
 NOW = WallTime(1_800_000_000.0)
 BEGAN = Instant(1_000.0)
@@ -35,7 +36,7 @@ def shard(number: int, *parents: int) -> Shard:
     return Shard(spelled_out(str(number)), ALL, "1", None, first, second)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("start", "begin"),
     [
         ("TRIM_HORIZON", OLDEST),
@@ -61,7 +62,7 @@ def test_a_position_is_read_as_it_is_written(sub):
     assert parse_position(str(position), NOW, "start") == position
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("until", "end"),
     [
         (None, FOR_EVER),
@@ -135,9 +136,7 @@ def started(*begins: tuple[int, str], shards: tuple[Shard, ...]) -> dict[str, st
 SPLIT = (shard(1), shard(2, 1), shard(3, 1), shard(4))
 
 
-@pytest.mark.parametrize(
-    ("begins", "expected"),
-    [
+@over_rows(("begins", "expected"), [
         ((), {"1": "TRIM_HORIZON", "2": "TRIM_HORIZON", "3": "TRIM_HORIZON", "4": "TRIM_HORIZON"}),
         (
             ((1, "7"), (4, "8/2")),
@@ -149,8 +148,7 @@ SPLIT = (shard(1), shard(2, 1), shard(3, 1), shard(4))
         (((1, "7"), (2, "9"), (3, "9"), (4, "LATEST")), {
             "1": "after 7", "2": "after 9", "3": "after 9", "4": "LATEST",
         }),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_each_shard_goes_on_after_its_position_and_the_others_begin_at_their_oldest_record(
     begins, expected
 ):
@@ -177,7 +175,7 @@ def test_a_position_begins_at_its_record_which_may_be_an_aggregate():
 # The end
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("records", "behind_ms", "asked_s", "is_past"),
     [
         (0, 0, SETTLED_S, True),

@@ -9,11 +9,12 @@ from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from tests.support.java.leader import first_hole, leader_of, rows_of_a_sync
 from tests.support.java.taker import leases_to_take
+from tests.support.tables import over_rows
 
 FAILOVER_S = 10.0
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("workers", "leader"),
     [(1, "w0"), (2, "w0"), (3, "w2"), (4, "w3"), (5, "w4"), (6, "w2"), (7, "w2")],
 )

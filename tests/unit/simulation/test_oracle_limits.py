@@ -25,6 +25,7 @@ from kclrun.simulation.stories import RuleBroken
 from tests.support.oracles.cost import CostWatch
 from tests.support.oracles.deliveries import Letters, ShardDeliveries
 from tests.support.oracles.permissions import Permissions
+from tests.support.tables import over_rows
 from tests.unit.simulation.watched_world import Watched
 
 
@@ -94,9 +95,7 @@ class Delivered(Story):
         self.shard.uncapped.add(self.readers[name])
 
 
-@pytest.mark.parametrize(
-    ("story", "allowed", "again", "refused", "rule"),
-    [
+@over_rows(("story", "allowed", "again", "refused", "rule"), [
         # Order, and what there is.
         ("", "A 1-600", 0, "A 1-601", "I1: record 601"),
         ("", "A 1-5", 0, "A 2-5", "I6"),
@@ -150,8 +149,7 @@ class Delivered(Story):
         ("A 1-80, torn, B 1-80, covered 80, A 81-90", "A 91-95", 0, "B 81-90", "I8"),
         ("A 1-80, torn, covered 80, A 81-90", "A 91-95", 0, "B 81-90", "I8"),
         ("A 1-80, anew, B 1-80, covered 80, B 81-90", "A 81-90", 10, "C 81-90", "I8"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_deliveries_at_their_limits(story, allowed, again, refused, rule):
     good, bad = Delivered(), Delivered()
     good.play(story)
@@ -234,7 +232,7 @@ class Lettered(Story):
         self.letters.require_all("s0", int(number))
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("story", "allowed", "refused", "missing"),
     [
         ("", 9, 10, 10),
@@ -299,9 +297,7 @@ class Permitted(Story):
         self.permissions.require_waited(self.readers["a"], lease if row == "row" else None)
 
 
-@pytest.mark.parametrize(
-    ("story", "allowed", "refused"),
-    [
+@over_rows(("story", "allowed", "refused"), [
         # The fence, to a microsecond that rounding may take.
         ("A may 10", "at 10.0000009, A begins", "at 10.0000011, A begins"),
         ("A may 10", "A begins", "B begins"),
@@ -325,8 +321,7 @@ class Permitted(Story):
         # A row that was taken by force is waited for.
         ("", "waits row", "waits row java"),
         ("", "waits nothing", "waits row java"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_permissions_at_their_limits(story, allowed, refused):
     good, bad = Permitted(), Permitted()
     good.play(story)
@@ -379,7 +374,7 @@ def spent(cost, act):
     return cost
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("act", "words", "policy", "most", "per_s"),
     [
         (RENEWED, "renewed", {}, 4, 1.005 / (10 / 3 - 0.025)),
@@ -407,9 +402,8 @@ def test_each_pace_is_met_to_a_thousandth_and_saved_up(act, words, policy, most,
         act(cost, 1.001 / per_s)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("policy", "happens", "more"),
-    # `more`: renewals, checkpoints, scans, lists, queries
     [
         ({}, lambda cost: cost.written(TAKE, "s0", 0.0), (4, 2, 2, 2, 0)),
         ({}, lambda cost: cost.written(Claim("s0", ME, 1), "s0", 0.0), (4, 2, 0, 0, 0)),

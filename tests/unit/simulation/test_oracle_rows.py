@@ -30,6 +30,7 @@ from kclrun.protocol.writes import (
 )
 from kclrun.simulation.stories import RuleBroken
 from tests.support.oracles.row_history import RowHistory, RowLives
+from tests.support.tables import over_rows
 
 ME, OTHER, JAVA = "kclrun:a:h:1", "kclrun:b:h:2", "java-1"
 MANAGER, FIRST, SECOND, OTHERS = "a:h:1", "a:h:1/1", "a:h:1/2", "b:h:2"
@@ -57,9 +58,7 @@ DECLINED = Decline("s0", ME, 5)
 TAKEN = Take("s0", ME, OTHER, 5, 10.0, "TRIM_HORIZON")
 
 
-@pytest.mark.parametrize(
-    ("sender", "change", "before", "allowed", "refused"),
-    [
+@over_rows(("sender", "change", "before", "allowed", "refused"), [
         # As owner: of its own row, as it was seen, one count further.
         *[
             (FIRST, owners(kind), ROW, NEXT, after)
@@ -90,17 +89,14 @@ TAKEN = Take("s0", ME, OTHER, 5, 10.0, "TRIM_HORIZON")
         (JAVA, FOREIGN, ROW, row(checkpoint=HIGH, counter=6), row(checkpoint=HIGH)),
         # Rows that come and go.
         (MANAGER, CreateLease(ROW), None, ROW, row(checkpoint=SHARD_END)),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_a_write_leaves_what_its_kind_may_leave(sender, change, before, allowed, refused):
     RowHistory().written(sender, change, before, allowed)
     with pytest.raises(RuleBroken, match=r"I5|I2:"):
         RowHistory().written(sender, change, before, refused)
 
 
-@pytest.mark.parametrize(
-    ("sender", "change", "allowed", "refused", "after"),
-    [
+@over_rows(("sender", "change", "allowed", "refused", "after"), [
         *[
             (FIRST, owners(kind), ROW, before, NEXT)
             for kind in (Claim, Renew, Offer)
@@ -112,8 +108,7 @@ def test_a_write_leaves_what_its_kind_may_leave(sender, change, before, allowed,
         (MANAGER, DECLINED, MINE, row(offered_to=ME), ON_OFFER),
         (MANAGER, DeleteTrimmed("s0", ME, 5), ROW, NEXT, None),
         (MANAGER, DeleteTrimmed("s0", ME, 5), ROW, row(owner=OTHER), None),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_a_write_applies_only_to_the_row_that_its_sender_has_seen(
     sender, change, allowed, refused, after
 ):
@@ -126,7 +121,7 @@ def test_the_row_of_an_ended_shard_is_deleted_whatever_was_seen_of_it():
     RowHistory().written(OTHERS, DeleteEnded("s0"), ROW, None)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("sender", "change", "is_allowed"),
     [
         (OTHERS, PASSED_ON, True),
@@ -151,7 +146,7 @@ CLAIMED = (FIRST, owners(Claim), ROW, NEXT)
 HANDED_OVER = HandOver("s0", OTHER, ME, 5, AT, AT)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("writes", "allowed", "refused"),
     [
         ([], SECOND, None),
@@ -264,9 +259,7 @@ ENDED = f"{BEGUN}, cleaned p, cleaned q, moved m end, out m"
 SPLIT = f"{BEGUN}, moved m end, out m, born x y, moved x, moved y"
 
 
-@pytest.mark.parametrize(
-    ("story", "allowed", "refused"),
-    [
+@over_rows(("story", "allowed", "refused"), [
         ("", "created z", "created k"),
         ("", "created z time", "created z middle"),
         ("", "created p", "orphaned p"),
@@ -296,8 +289,7 @@ SPLIT = f"{BEGUN}, moved m end, out m, born x y, moved x, moved y"
         (f"{BEGUN}, lost m", "rewritten m", "created m middle"),
         (f"{BEGUN}, lost m", "rewritten m", "rewritten m, rewritten m"),
         (BEGUN, "lost m, rewritten m", "rewritten m"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_a_row_comes_and_goes_when_it_may(story, allowed, refused):
     good, bad = Family(), Family()
     good.play(story)
@@ -337,7 +329,7 @@ def test_an_ended_shard_whose_row_came_again_has_not_ended():
     assert family.lives.came_again_s == {"p": 60.0}
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("story", "key", "is_absent", "is_vanished"),
     [
         (BEGUN, "p", False, False),

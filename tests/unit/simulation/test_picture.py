@@ -8,6 +8,7 @@ import pytest
 
 from kclrun.simulation.picture import _group_totals, _rate_of, _steps, _tick_places, draw_picture
 from kclrun.simulation.what_if import Figures, OwnerSeries, PhaseFigures, Series
+from tests.support.tables import over_rows
 from tests.unit.simulation.golden import require_as_before
 
 # In the environment for development; the quick tests of a checkout do without.
@@ -58,11 +59,21 @@ def test_the_line_of_a_worker_ends_where_it_left_or_with_the_picture():
     assert _steps(OwnerSeries("a", [(4.0, 2)]), 9.0) == ([4.0, 9.0], [2, 2])
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("virtual_s", "tick_s"),
-    [(60, 5), (61, 10), (120, 10), (240, 30), (3600, 300), (7200, 600), (21_600, 1800),
-     (43_200, 3600), (86_400, 7200), (86_401, 14_400)],
-)  # fmt: skip
+    [
+        (60, 5),
+        (61, 10),
+        (120, 10),
+        (240, 30),
+        (3600, 300),
+        (7200, 600),
+        (21_600, 1800),
+        (43_200, 3600),
+        (86_400, 7200),
+        (86_401, 14_400),
+    ],
+)
 def test_a_dozen_ticks_at_most_are_at_whole_minutes_or_parts_of_them(virtual_s, tick_s):
     first, second, *_ = [at for at in _tick_places(virtual_s).tick_values(0, virtual_s) if at >= 0]
 

@@ -12,6 +12,7 @@ from kclrun.simulation.machine import NonceLocks
 from kclrun.simulation.shards import ShardStream, StreamFaults, Traffic
 from kclrun.simulation.stories import ReadingGaps, RuleBroken, Stories, clock
 from tests.support.oracles.watch import Oracles
+from tests.support.tables import over_rows
 from tests.unit.simulation.fleets import settled_fleet
 from tests.unit.simulation.watched_world import Reader, Watched
 
@@ -60,7 +61,7 @@ def test_a_manager_that_ends_leaves_its_nonce_where_a_row_or_a_process_has_it(
     assert locks.seize_former("b", "manager b") == ({"a"} if is_named else frozenset())
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("moves", "gaps", "unread"),
     [
         ("readable 1", [], {"s": 1.0}),
@@ -238,7 +239,7 @@ def test_what_became_of_a_shard_is_the_same_for_each_question_before_and_after_t
     assert not stream.holds("shardId-000000000009", 131.0)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("drawn", "fate"),
     [
         (0.0, "throttled"),

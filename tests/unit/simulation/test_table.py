@@ -18,6 +18,7 @@ from kclrun.protocol.writes import (
 )
 from kclrun.simulation.clocks import Scheduler
 from kclrun.simulation.table import FaultRates, SimulatedTable
+from tests.support.tables import over_rows
 
 ME, OTHER = "kclrun:a:h:1", "kclrun:b:h:2"
 TAKE = Take("s0", ME, None, 0, 10.0, "TRIM_HORIZON")
@@ -164,7 +165,7 @@ def test_a_scan_goes_on_behind_a_page_that_lost_rows_meanwhile():
     assert {"s0", "s1", "s4"} <= {lease.key for lease in scans[0]}
 
 
-@pytest.mark.parametrize(("rows", "pages"), [(0, 1), (1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
+@over_rows(("rows", "pages"), [(0, 1), (1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
 def test_a_scan_is_over_with_its_last_page_as_in_dynamodb(rows, pages):
     scheduler = Scheduler(1)
     table = SimulatedTable(scheduler, Watcher(), page_rows_max=2)

@@ -18,10 +18,11 @@ from kclrun.simulation.what_if import (
     run_what_if,
 )
 from kclrun.simulation.world import FleetSettings
+from tests.support.tables import over_rows
 from tests.unit.simulation.golden import require_as_before
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("share", "expected"),
     [(0.0, 1.0), (0.25, 1.0), (0.26, 2.0), (0.5, 2.0), (0.51, 3.0), (0.99, 4.0), (1.0, 4.0)],
 )
@@ -99,7 +100,7 @@ def test_each_look_has_the_fleet_as_it_is_then():
     assert (said.load_greatest, said.load_least, recorder.load_by_counts) == ([], [], None)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("rates", "loads", "greatest", "least"),
     [
         # Two workers with two shards each: the hottest shard beside the lightest one.

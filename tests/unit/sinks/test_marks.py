@@ -11,6 +11,7 @@ from kclrun.errors import SinkError
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.sinks.durable_files import close_locked
 from kclrun.sinks.marks import Mark, MarksFile, failure, open_at, parse_marks
+from tests.support.tables import over_rows
 
 MARKS = [Mark(ExtendedSequenceNumber(str(number)), number * 10) for number in (1, 20, 300)]
 
@@ -41,7 +42,7 @@ def test_a_line_of_marks_is_a_checksum_a_length_and_a_position():
     assert Mark(MARKS[0].position, small_checksum).line[:1] == b"0", "eight digits always"
 
 
-@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+@over_rows("bad", BAD.values())
 def test_a_bad_line_is_ignored_at_the_end_of_the_marks_and_damage_elsewhere(bad):
     for torn in (b"", b"0", bad[:-1], bad):
         assert parse_marks(ONE + TWO + THREE + torn) == (MARKS, len(ONE + TWO + THREE))

@@ -22,6 +22,7 @@ from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 from kclrun.sinks.message_output import CONCURRENCY, GIVE_UP_AFTER_S, MessageOutput
 from tests.patience import HUNG_S
+from tests.support.tables import over_rows
 
 START = Cursor(TRIM_HORIZON)
 OF = RowsOf(
@@ -258,7 +259,7 @@ def encoded(row, place=FIFO, **changes):
     return made.encode(row)[0]
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("row", "kind", "said"),
     [
         ({"k": "a", "text": "secret" * 40}, LimitExceeded, r"a row of 259 bytes does not fit"),

@@ -4,12 +4,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.model.output import Cursor, RollRecord, roll_begin, roll_name
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.sinks.roll_chains import ADVICE, UNFINISHED_S, Part, RollFile, Wrong, findings_of
+from tests.examples import examples
+from tests.support.tables import over_rows
 
 OLD = 3600.0
 HOW_TO = Path(__file__).parents[3] / "docs/how-to/rows-to-s3-and-files.md"
@@ -123,7 +125,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("files", "wrong"), CASES.values(), ids=CASES)
+@over_rows(("files", "wrong"), CASES.values())
 def test_what_is_wrong_is_found_and_nothing_else(files, wrong):
     assert found(files) == wrong
 
@@ -142,7 +144,7 @@ _ROLLS = st.lists(
 
 
 @pytest.mark.seconds
-@settings(max_examples=500)
+@examples(500)
 @given(_ROLLS)
 def test_each_row_is_still_visible_when_all_that_is_there_twice_is_removed(drawn):
     files, rows = [], {}
@@ -160,7 +162,7 @@ def test_each_row_is_still_visible_when_all_that_is_there_twice_is_removed(drawn
     assert left == {row for of_file in rows.values() for row in of_file}
 
 
-@pytest.mark.parametrize("begin", ["TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", 0, 17], ids=str)
+@over_rows("begin", ["TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", 0, 17])
 def test_the_name_of_a_roll_says_where_it_begins(begin):
     for at in (cursor(begin), Cursor(ExtendedSequenceNumber("7", 123), 4)):
         assert roll_begin(roll_name(at)) == at

@@ -9,6 +9,7 @@ from kclrun.model.record import IteratorType, Record
 from kclrun.spark.planning.bound_search import BatchTarget, find_bound
 from kclrun.spark.planning.shard_cursor import Paged, PageRun, Refused, ShardCursor
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
+from tests.support.tables import over_rows
 
 # The service's time of every request.
 ASKED_MS = 99_000
@@ -235,7 +236,7 @@ SEARCHES = {
 }
 
 
-@pytest.mark.parametrize(("asked", "found"), SEARCHES.values(), ids=SEARCHES)
+@over_rows(("asked", "found"), SEARCHES.values())
 def test_the_bound_of_a_batch(asked, found):
     stamps, kind, position, target = asked
     shard, cursor = Shard(stamps, **kind), ShardCursor("s", position, 1_000_000)
@@ -351,7 +352,7 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize(("began", "batches"), ROWS.values(), ids=ROWS)
+@over_rows(("began", "batches"), ROWS.values())
 def test_the_batches_of_a_shard_in_a_row(began, batches):
     shard, position, kind = began
     cursor = ShardCursor("s", position, **{"rows_bytes_max": 1_000_000, **kind})

@@ -26,6 +26,7 @@ from kclrun.spark.export import (
 )
 from kclrun.spark.offsets import Offset, StreamIs, encode_offset, together
 from kclrun.spark.positions import after, at_timestamp, before
+from tests.support.tables import over_rows
 from tests.unit.spark.reading_world import HOUR_S, World, empty
 
 END = LeaseCheckpoint(SHARD_END)
@@ -252,7 +253,7 @@ def test_a_row_that_stands_there_is_kept():
 MERGED = Shard("m", P.hash_range, "0", None, "l", "r")
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("checkpoints", "listed", "rows", "created"),
     [
         ({"l": END, "r": END}, (L, R), (), ["m"]),

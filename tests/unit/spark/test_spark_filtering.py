@@ -8,6 +8,7 @@ import pytest
 from kclrun.model.record import Record
 from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
 from kclrun.spark.source import Narrowing, narrowing_of
+from tests.support.tables import over_rows
 
 datasource = pytest.importorskip("pyspark.sql.datasource")
 NOW_MS = 1_700_000_000_000
@@ -39,7 +40,7 @@ def test_filters_are_read_together():
     assert found == Narrowing(6_000, 9_000, frozenset({"b"}), frozenset({"k"}))
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "unknown",
     [
         datasource.Not(datasource.EqualTo(SHARD, "a")),
@@ -92,7 +93,7 @@ TIMESTAMP, LATEST, EARLIEST = StartKind.TIMESTAMP, StartKind.LATEST, StartKind.E
 OLDEST_MS = NOW_MS - 24 * HOUR_MS  # what the retention leaves; plus the margin of a minute
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("from_ms", "start", "narrowed_to"),
     [
         (NOW_MS - 3 * HOUR_MS, Start(EARLIEST), NOW_MS - 3 * HOUR_MS - MINUTE_MS),
@@ -111,7 +112,7 @@ def test_a_start_is_narrowed_to_a_later_time_that_the_stream_holds(from_ms, star
     assert narrowed(Narrowing(from_ms), settings) == replace(settings, start=expected)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("to_ms", "end", "narrowed_to"),
     [
         (NOW_MS - HOUR_MS, Start(LATEST), NOW_MS - HOUR_MS + MINUTE_MS),
@@ -131,7 +132,7 @@ def test_an_end_is_narrowed_to_an_earlier_time_that_is_past_and_held(to_ms, end,
     assert narrowed(Narrowing(to_ms=to_ms), settings) == replace(settings, end=expected)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("filters", "bounds"),
     [
         (["GreaterThan 5", "GreaterThan 4"], (5, None)),

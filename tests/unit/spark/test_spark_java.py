@@ -22,6 +22,7 @@ from kclrun.spark.engine.java import (
     launch_jvm,
     provide_java,
 )
+from tests.support.tables import over_rows
 
 VECTOR = "--add-modules=jdk.incubator.vector"
 
@@ -56,7 +57,7 @@ class Machine:
         return provide_java(self.environment, spark)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("said", "major"),
     [
         ('openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime', 17),
@@ -73,7 +74,7 @@ def test_a_java_says_its_major_version(said, major):
     assert java_major(said) == major
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("majors", "spark", "chosen"),
     [
         ([17], "4.0.2", 17),

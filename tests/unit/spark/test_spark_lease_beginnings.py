@@ -16,6 +16,7 @@ from kclrun.spark import positions
 from kclrun.spark.lineage import children_ready
 from kclrun.spark.planning.beginnings import lease_beginnings, lease_owners, needs_time
 from kclrun.spark.positions import after, at_timestamp, parse_position
+from tests.support.tables import over_rows
 
 QUARTER = (HASH_KEY_MAX + 1) // 4
 NOW_MS = 1_700_000_000_000
@@ -69,7 +70,7 @@ def test_a_sub_sequence_number_that_no_text_of_a_position_holds_is_still_after_t
     )
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("checkpoint", "more", "expected"),
     [
         (TRIM_HORIZON, {}, positions.TRIM_HORIZON),

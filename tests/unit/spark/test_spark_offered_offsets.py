@@ -10,6 +10,7 @@ from kclrun.spark.offsets import Offset, StreamIs
 from kclrun.spark.planning.batch_planner import hints_for, joined, offer
 from kclrun.spark.planning.shard_cursor import Density, Finding, Paged, ShardCursor
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
+from tests.support.tables import over_rows
 
 STREAMS = {"": StreamIs("arn", 1)}
 HOUR_MS = 3_600_000
@@ -52,7 +53,7 @@ def test_where_no_bound_moved_the_start_itself_is_offered():
     assert offered(start, same, cursor("c", after("5")), aligned_ms=9, is_first=True) is start
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("position", "bound", "is_first", "began"),
     [
         (after("5"), after("12"), False, None),
@@ -99,7 +100,7 @@ def test_a_range_that_is_lost_begins_and_ends_at_the_end_of_the_shard():
 
 # The time a shard was seen at its tip: as stored before; where its bound is now, and the time it
 # was seen to be the tip; the time that is stored then. Where all stay, no offset is offered.
-@pytest.mark.parametrize(
+@over_rows(
     ("stored", "bound", "tip_ms", "stores"),
     [
         (None, after("6"), 19_999, 10_000),

@@ -20,6 +20,7 @@ from kclrun.spark.options import (
     source_texts,
 )
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, before
+from tests.support.tables import over_rows
 
 NAMES = tuple(option.name for option in SOURCE_OPTIONS)
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/flights"
@@ -99,7 +100,7 @@ def test_every_option_finds_its_setting_in_any_case():
     assert read_source_options(source_texts(expected), Use.STREAM) == expected
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("options", "field", "value"),
     [
         ({"startingPosition": "TRIM_HORIZON"}, "start", Start(StartKind.EARLIEST)),
@@ -164,7 +165,7 @@ def test_an_arn_names_the_stream_and_its_region():
     assert settings.reached.name == "flights"
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("options", "reported"),
     [
         (
@@ -287,7 +288,7 @@ def test_before_it_is_known_what_they_are_for_options_of_both_pass():
     read(Use.EITHER, startingOffsets="earliest", endingOffsets="latest")
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "name",
     [
         "awsAccessKeyId",
@@ -380,7 +381,7 @@ SINK_BOUNDS = {
 }
 
 
-@pytest.mark.parametrize("name", [*BOUNDS, *SINK_BOUNDS])
+@over_rows("name", [*BOUNDS, *SINK_BOUNDS])
 def test_an_option_has_a_default_and_bounds_that_are_part_of_its_values(name):
     settings, refused_by = (
         (SourceSettings, lambda text: refusal({"streamName": "flights", name: text}))
@@ -406,7 +407,7 @@ def sink_refusal(options):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("name", "longest", "beyond"),
     [
         ("streamName", "x" * 128, "x" * 129),

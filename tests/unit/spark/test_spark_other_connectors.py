@@ -124,7 +124,7 @@ def test_an_option_of_another_source_says_what_it_is_here(name, said):
         assert "known:" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("name", "said"), SINKS.items())
+@over_rows(("name", "said"), SINKS.items())
 def test_an_option_of_another_sink_says_what_it_is_here(name, said):
     with pytest.raises(SettingsError) as refused:
         sink_settings({"streamName": "flights", name: "1"})
@@ -162,7 +162,7 @@ def test_a_role_is_an_arn():
         read_source_options({"streamName": "flights", "roleArn": "reader"}, Use.STREAM)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("position", "said"),
     [
         (
@@ -273,7 +273,7 @@ GRAPH = ShardGraph(
 LATER = ShardGraph(shard for shard in GRAPH if shard.shard_id != "a")
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("graph", "shards", "expected"),
     [
         (GRAPH, {"a": after("5"), "x": after("8")}, {"a": after("5"), "x": after("8")}),

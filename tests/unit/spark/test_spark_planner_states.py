@@ -24,6 +24,7 @@ from kclrun.spark.planning.shard_cursor import (
     Slowed,
 )
 from kclrun.spark.positions import SHARD_END, after, at_timestamp, before
+from tests.support.tables import over_rows
 
 SETTINGS = SourceSettings(reached=Reached(stream="orders"))
 STREAMS = {"": StreamIs("arn", 1)}
@@ -54,7 +55,7 @@ def planner_at(count, *, closed=(), position=after("5"), listed_at=0.0, **settin
     return made
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("count", "inline_bytes_max", "kept"),
     [
         (1, 0, 256 * 1024),
@@ -77,7 +78,7 @@ def test_the_shards_share_the_bytes_of_kept_rows(count, inline_bytes_max, kept):
 
 # What is known of a shard when the records that exist now are wanted. The service's time lies
 # between 9.0 and 10.001 s then. Is that all of the shard?
-@pytest.mark.parametrize(
+@over_rows(
     ("finding", "head_s", "tip_ms", "closed", "is_all"),
     [
         (None, None, None, False, False),
@@ -240,7 +241,7 @@ def test_a_shard_that_begins_in_the_future_is_not_looked_at_before():
     assert [type(each) for each in planner.asks(5.0)] == [AskPage]
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("kind", "apart_ms", "aligns", "is_together"),
     [
         ({"only_heads": True}, 0, True, True),

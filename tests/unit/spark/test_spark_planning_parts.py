@@ -30,6 +30,7 @@ from kclrun.spark.planning.shard_cursor import (
 )
 from kclrun.spark.planning.shard_search import Moment, ReadBudget, ShardSearch, Tick
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
+from tests.support.tables import over_rows
 
 SETTINGS = SourceSettings(reached=Reached(stream="s"), retry_attempts=3)
 
@@ -147,7 +148,7 @@ def test_a_window_is_a_millisecond_at_the_least_and_a_year_at_the_most():
     assert (narrow.width_s, wide.width_s) == (0.001, 365 * 86_400)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("records_max", "bytes_max", "span_s"),
     [
         (600, None, 2.0),
@@ -164,7 +165,7 @@ def test_limits_of_a_trigger_are_times_at_the_density_of_all_shards(records_max,
     assert admitted_s(records_max or 1, bytes_max, []) == 365 * 86_400.0
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("arrivals", "span_s", "density"),
     [
         ([], None, None),
@@ -182,7 +183,7 @@ def test_a_density_needs_two_records_or_a_span(arrivals, span_s, density):
     assert density_of(records, size_of(records), span_s) == density
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("shards", "throttled", "pauses"),
     [
         (1, 0, [1.0, 1.0]),
@@ -238,7 +239,7 @@ def test_a_shard_rests_for_bytes_read_twice_and_after_failures_whatever_is_longe
     assert budget.ready_at(8.0) == 9.0
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("shards", "inline_bytes_max", "page_bytes"),
     [
         (0, 2**30, 4 * 2**20),
@@ -272,7 +273,7 @@ def known(now_ms):
     return service
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("cursors", "aligned_ms", "until_ms", "is_tip"),
     [
         # The tip: 200 ms before the time that has surely passed.
@@ -402,7 +403,7 @@ def test_an_iterator_is_made_at_the_base_and_later_after_the_last_record(base, f
 
 # The pages of a stretch: the records, the iterator after them, the lag. What is known then: the
 # tip, the end, the iterator at the base, the records that are kept.
-@pytest.mark.parametrize(
+@over_rows(
     ("base", "pages", "known_then"),
     [
         (TRIM_HORIZON, [("", "a", 0)], (7, False, "t0", [])),
@@ -451,7 +452,7 @@ def test_what_the_pages_of_a_stretch_show(base, pages, known_then):
         assert at == (f"t{len(pages) - 1}", 100.0 + len(pages) - 1)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("bound", "rows", "token"),
     [
         (after("3"), [], "next"),
@@ -497,7 +498,7 @@ def test_of_a_stretch_above_its_bytes_only_the_ends_are_known_and_without_their_
     assert one.first.data == b""
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("record_bytes", "is_counted", "sample", "pages"),
     [
         (None, False, 64, (64, 64, 512, 10_000)),
@@ -543,7 +544,7 @@ def test_a_later_bound_is_kept_and_of_the_same_one_what_shows_the_tip():
     assert (cursor.bound, cursor.began(), cursor.is_lost) == (SHARD_END, SHARD_END, True)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("density", "until_ms", "expected"),
     [
         (None, 3_000, None),
@@ -700,7 +701,7 @@ def wants(position, target, *answers, is_busy=False, kept=None):
     return found
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("claim", "position", "is_tip", "is_busy", "kept", "answers", "found"),
     [
         (

@@ -32,6 +32,7 @@ from kclrun.spark.positions import (
     before,
     parse_position,
 )
+from tests.support.tables import over_rows
 
 NUMBERS = st.integers(min_value=0, max_value=10**56).map(str)
 POSITIONS = st.one_of(
@@ -69,7 +70,7 @@ def test_a_position_inside_an_aggregate_lies_between_its_ends():
     assert before("7") < after("7", 0) < after("7", 1) < after("7") < before("10")
 
 
-@pytest.mark.parametrize("text", ["", "LATEST", "TS:01", "@", "@7/1", "007", "1/", "7 ", "TS:-1"])
+@over_rows("text", ["", "LATEST", "TS:01", "@", "@7/1", "007", "1/", "7 ", "TS:-1"])
 def test_what_is_no_position_is_refused(text):
     with pytest.raises(OffsetRefused, match="is not a position"):
         parse_position(text)
@@ -95,7 +96,7 @@ def test_an_offset_of_a_newer_version_is_refused():
         decode_offset({**encode_offset(offset()), "v": VERSION + 1})
 
 
-@pytest.mark.parametrize("value", [None, 3, {}, {"v": 1, "stream": "x"}, {"shard-0": "49"}])
+@over_rows("value", [None, 3, {}, {"v": 1, "stream": "x"}, {"shard-0": "49"}])
 def test_an_offset_of_another_connector_is_refused(value):
     with pytest.raises(OffsetRefused, match="does not hold an offset"):
         decode_offset(value)

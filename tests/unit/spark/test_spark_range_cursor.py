@@ -11,6 +11,7 @@ from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange
 from kclrun.spark.executor.range_cursor import AskRetention, RangeCursor, ReadPace
 from kclrun.spark.offsets import Hint, ShardRange
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
+from tests.support.tables import over_rows
 
 NOW = 1_700_000_000.0
 CHILDREN = (ChildShard("t", ("s",), HashRange(0, HASH_KEY_MAX)),)
@@ -110,7 +111,7 @@ READS = {
 }
 
 
-@pytest.mark.parametrize(("bounds", "pages", "found"), READS.values(), ids=READS)
+@over_rows(("bounds", "pages", "found"), READS.values())
 def test_a_range_is_read_record_by_record(bounds, pages, found):
     made = cursor(*bounds)
 
@@ -137,7 +138,7 @@ TOKENS = [
 ]
 
 
-@pytest.mark.parametrize(("bounds", "first", "is_used"), TOKENS)
+@over_rows(("bounds", "first", "is_used"), TOKENS)
 def test_the_drivers_iterator_is_left_where_its_page_cannot_be_at_the_beginning(
     bounds, first, is_used
 ):
@@ -159,7 +160,7 @@ def test_an_iterator_of_the_driver_is_used_for_four_minutes(made_at, first):
     assert not cursor(after("3"), after("5")).is_hinted
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("expected", "pages", "limits"),
     [
         (1, [], [4]),
@@ -241,7 +242,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize(("bounds", "pages", "loss"), LOSSES.values(), ids=LOSSES)
+@over_rows(("bounds", "pages", "loss"), LOSSES.values())
 def test_a_loss_is_an_error_or_where_it_is_allowed_one_notice(bounds, pages, loss):
     begin, end, more = bounds
     words, rest = loss

@@ -22,13 +22,14 @@ from kclrun.spark.processors.range_progress import (
     fencing_token,
 )
 from tests.seeds import seed_of
+from tests.support.tables import over_rows
 
 
 def record(number, sub=0, size=3):
     return Record(b"x" * size, "key", str(number), sub_sequence_number=sub)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("begin", "expected"),
     [
         (positions.TRIM_HORIZON, TRIM_HORIZON),
@@ -38,7 +39,6 @@ def record(number, sub=0, size=3):
         (positions.before("20"), ExtendedSequenceNumber("19")),
         (positions.before("0"), TRIM_HORIZON),
     ],
-    ids=str,
 )
 def test_all_at_or_below_the_beginning_is_accounted_for_and_nothing_else(begin, expected):
     assert begins_at(begin) == expected

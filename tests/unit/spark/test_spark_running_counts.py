@@ -15,6 +15,7 @@ from kclrun.spark.running.progress import (
     read_lags,
     read_progress,
 )
+from tests.support.tables import over_rows
 
 A, B, C = (f"shardId-{n:012}" for n in range(3))
 
@@ -150,9 +151,7 @@ def counted(records: int, *, end: Position = SHARD_END, size: int | None = 10) -
     )
 
 
-@pytest.mark.parametrize(
-    ("now", "rate"), [(101.0, 10.0), (102.0, 5.0), (105.0, 2.0), (106.0, 2.0), (106.1, 0.0)]
-)
+@over_rows(("now", "rate"), [(101.0, 10.0), (102.0, 5.0), (105.0, 2.0), (106.0, 2.0), (106.1, 0.0)])
 def test_a_rate_is_that_of_the_last_five_seconds_or_of_the_whole_run(now, rate):
     counts = RunCounts(Instant(100.0))
     counts.add(counted(10, end=after("7")), Instant(101.0))
@@ -240,7 +239,7 @@ def test_a_report_has_its_times_to_the_millisecond_and_unknown_counts_as_none():
     assert again.shards[A].lag_ms is None, "a shard that was read to its end has no lag"
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("reported", "lags"),
     [
         (None, {}),

@@ -18,6 +18,7 @@ from kclrun.spark.options import (
 )
 from kclrun.spark.running.failures import level_of_line
 from kclrun.spark.running.query import as_option_texts, source_settings
+from tests.support.tables import over_rows
 
 NOW = WallTime(1_780_000_000.0)
 ARN = "arn:aws:kinesis:us-east-1:123456789012:stream/orders"
@@ -160,7 +161,7 @@ def test_without_a_signal_the_patience_has_no_end():
     assert not StopPlan(grace_s=0.0).is_over(Instant(1e9))
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("line", "level"),
     [
         ("WARNING: Using incubator modules: jdk.incubator.vector", "debug"),

@@ -6,8 +6,6 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
 from kclrun.cli import exit_codes
 from kclrun.errors import (
     DataLoss,
@@ -23,6 +21,7 @@ from kclrun.errors import (
 )
 from kclrun.spark.running import failures
 from kclrun.spark.running.failures import captured_engine, failure_of
+from tests.support.tables import over_rows
 
 HEAD = "[STREAM_FAILED] Query [id = 8e85, runId = 02bf] terminated with exception: "
 TAIL = """ SQLSTATE: 38000 SQLSTATE: XXKST
@@ -45,7 +44,7 @@ def python_error(said: str) -> str:
     return HEAD + TRACE + said + "\n" + TAIL
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("raised", "kind"),
     [
         (RetryLater(3.0, "the service is away"), ProcessorError),
@@ -71,7 +70,7 @@ def test_an_error_of_ours_comes_back_with_its_whole_message():
     assert str(failure) == "records are gone\n  from a to b\nTo go on: do x"
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("said", "kind", "code"),
     [
         ("kclrun.errors.DataLoss: gone", DataLoss, 65),

@@ -17,9 +17,10 @@ from pyspark.sql import SparkSession
 from kclrun.errors import SettingsError
 from kclrun.spark.engine import session
 from kclrun.spark.engine.session import open_session, register, settled_conf, settled_master
+from tests.support.tables import over_rows
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("master", "conf", "submitted", "expected"),
     [
         (None, {}, False, "local[*,4]"),

@@ -9,9 +9,10 @@ import kclrun.spark.engine.session
 from kclrun.errors import SettingsError
 from kclrun.spark.engine.versions import capabilities, installed
 from tests.support.programs import needs_spark
+from tests.support.tables import over_rows
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("version", "offers"),
     [
         ("4.3.0", (True, True)),
@@ -30,7 +31,7 @@ def test_each_version_offers_what_its_data_sources_can(version, offers):
     assert found.version == version
 
 
-@pytest.mark.parametrize("version", ["3.5.6", "3.4.1-amzn-0", "2.4.8", "", "next"])
+@over_rows("version", ["3.5.6", "3.4.1-amzn-0", "2.4.8", "", "next"])
 def test_an_older_spark_is_refused_by_its_version(version):
     with pytest.raises(SettingsError) as caught:
         capabilities(version)

@@ -23,6 +23,7 @@ from kclrun.state.keyed import (
     held_bytes,
 )
 from kclrun.testing import make_record, replay, run_processor
+from tests.support.tables import over_rows
 
 
 class Order(msgspec.Struct):
@@ -200,7 +201,7 @@ def test_the_test_kit_has_the_state_in_memory_and_takes_back_what_a_failed_call_
     assert run_processor(Counting, RECORDS, state={"a": {"n": 5}}).state["a"] == {"n": 9}
 
 
-@pytest.mark.parametrize("crash_after", range(1, 7))
+@over_rows("crash_after", range(1, 7))
 def test_after_a_crash_the_state_is_that_of_the_checkpoint(crash_after):
     run = replay(Counting, RECORDS, crash_after=crash_after, batch_max=2, checkpoint="batch")
     assert run.state == {"a": {"n": 4}, "b": {"n": 2}, "c": {"n": 1}}

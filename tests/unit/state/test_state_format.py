@@ -34,6 +34,7 @@ from kclrun.state.versions import (
     version_name,
 )
 from tests.support.memory_versions import MemoryVersions, Versions
+from tests.support.tables import over_rows
 
 SHARD = "shardId-000000000001"
 BEGUN = ExtendedSequenceNumber("7")
@@ -72,7 +73,7 @@ def test_a_version_reads_back_as_it_was_written():
     assert version.changes == [("a", "n", b"\x01"), ("b", "n", None)]
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("content", "words"),
     [
         (b"", "is not one"),
@@ -162,7 +163,7 @@ def test_versions_of_a_shard_without_a_row_go_once_all_are_old(ages, number):
     assert len(outlived([*listed, ("probe", 0.0)], 100.0)) == number
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("name", "age_s", "is_garbage"),
     [
         (name_of(1), 100.0, True),
@@ -192,7 +193,7 @@ def lease(checkpoint: ExtendedSequenceNumber, version: str | None, *parents: str
 ENDED = {name: lease(SHARD_END, V1) for name in ("p", "q")}
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("row", "parents", "begins"),
     [
         (lease(TRIM_HORIZON, None), {}, Empty()),
@@ -224,7 +225,7 @@ def test_a_lease_begins_with_its_own_state_or_its_parents_and_empty_only_at_firs
         assert beginning(row, known) == begins
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("row", "parents", "begins"),
     [
         (lease(BEGUN, None), {}, Empty()),

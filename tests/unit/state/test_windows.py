@@ -25,6 +25,7 @@ from kclrun.testing import (
     run_processor,
 )
 from kclrun.windows import Hopping, Session, Tumbling, Windows
+from tests.support.tables import over_rows
 
 KINDS = [Tumbling(5.0), Hopping(6.0, 2.0), Session(3.0)]
 LATENESS_S = 4.0
@@ -334,7 +335,7 @@ def test_a_wrong_clock_of_a_producer_or_a_broken_record_does_not_move_the_waterm
     assert seen == [None, START, START + 1, START + 1, START + 2]
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "make",
     [
         *(lambda: Tumbling(0), lambda: Session(-1), lambda: Hopping(2, 3), lambda: Hopping(101, 1)),

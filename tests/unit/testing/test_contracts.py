@@ -4,6 +4,7 @@ import pytest
 
 from kclrun import RecordProcessor
 from kclrun.testing import assert_idempotent, assert_order_independent
+from tests.support.tables import over_rows
 
 RECORDS = [(key, f"{key}{n}") for n, key in enumerate("abcabcabab")]
 outside = []
@@ -75,7 +76,7 @@ OUTSIDE = {"fresh": outside.clear, "result": lambda run: sorted(outside)}
 MANUAL = OUTSIDE | {"checkpoint": "manual"}
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("contract", "processor", "settings"),
     [
         (assert_idempotent, Echo, {}),
@@ -91,7 +92,7 @@ def test_what_keeps_the_contract_passes(contract, processor, settings):
     contract(processor, RECORDS, **settings)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("contract", "processor", "settings", "where"),
     [
         (assert_idempotent, CountInSelf, {}, "crash_after=3"),

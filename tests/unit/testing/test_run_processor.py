@@ -26,6 +26,7 @@ from kclrun.errors import (
     UndecodableRecord,
 )
 from kclrun.testing import Call, make_aggregate, make_record, make_records, replay, run_processor
+from tests.support.tables import over_rows
 
 TRIM_HORIZON = ExtendedSequenceNumber("TRIM_HORIZON")
 SHARD_END = ExtendedSequenceNumber("SHARD_END")
@@ -298,7 +299,7 @@ def test_a_row_is_refused_outside_the_calls_that_may_emit(method):
         run_processor(processor, "ab", end_of_shard=False)
 
 
-@pytest.mark.parametrize("crash_after", range(7))
+@over_rows("crash_after", range(7))
 def test_a_replay_leaves_each_row_once(crash_after):
     for mode, processor in (("auto", Echo), ("batch", Echo), ("manual", Manual)):
         run = replay(processor, "abcdef", crash_after=crash_after, batch_max=2, checkpoint=mode)

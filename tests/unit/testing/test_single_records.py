@@ -8,6 +8,7 @@ import pytest
 from kclrun import RecordProcessor
 from kclrun.errors import LimitExceeded, ProcessorLoadError, RetryLater, SettingsError, SinkError
 from kclrun.testing import assert_any_order_gives_the_same, make_record, replay, run_processor
+from tests.support.tables import over_rows
 
 KEYS = "abacabad"
 RECORDS = [make_record(str(n), key=key, ordinal=n) for n, key in enumerate(KEYS)]
@@ -227,7 +228,7 @@ class Returns(RecordProcessor):
         return asyncio.sleep(0)
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("processor", "settings", "words"),
     [
         (Both, {}, "Both defines process_records and process_record"),

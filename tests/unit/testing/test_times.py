@@ -18,6 +18,7 @@ from kclrun.testing import (
     run_processor,
 )
 from tests.support.dated import ROWS, TIMES, Dated, DatedSingly
+from tests.support.tables import over_rows
 
 DAY_S = 86_400
 
@@ -26,7 +27,7 @@ def payloads(times=TIMES):
     return [("k", str(at)) for at in times]
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("kind", "given"),
     [
         (Dated, {}),
