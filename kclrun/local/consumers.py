@@ -89,6 +89,8 @@ class Subscription:
         limits: ShardLimits | None,
     ) -> None:
         self.began_at = began_at
+        self.stream_name = stream.name
+        self.shard_id = shard.shard_id
         # Set by the listener; called at any change.
         self.changed: Callable[[], None] = _nothing
         self._stream = stream

@@ -438,7 +438,8 @@ _BODY_BYTES_MAX: Final = 16 * 1024 * 1024
 
 class HttpFace:
     """Kinesis over HTTP. `elsewhere` answers other requests; with `credentials` None every request
-    is accepted. `clock` is the time of the service, in seconds since the epoch."""
+    is accepted. `clock` is the time of the service, in seconds since the epoch. `note` takes the
+    caller of each subscription, as it names itself."""
 
     def __init__(
         self,
@@ -446,7 +447,9 @@ class HttpFace:
         elsewhere: App | None,
         credentials: Credentials | None = None,
         clock: Callable[[], float] = time.time,
+        note: Callable[[str, Subscription], None] = lambda _caller, _taken: None,
     ) -> None:
+        self._note = note
         self._kinesis = kinesis
         self._elsewhere = elsewhere
         self._credentials = credentials
@@ -477,6 +480,7 @@ class HttpFace:
             given = self._answer(scope, operation, body, encoding)
         request_id = (b"x-amzn-requestid", str(uuid.uuid4()).encode())
         if isinstance(given, Subscription):
+            self._note(headers.get(b"user-agent", b"").decode("latin-1"), given)
             start = [(b"content-type", CONTENT_TYPE), request_id, date_header(self._clock)]
             await send({"type": "http.response.start", "status": 200, "headers": start})
             await _push(given, encoding, receive, send, self._clock)

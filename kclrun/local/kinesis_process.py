@@ -5,10 +5,16 @@ Started by `server.py`; not for the command line.
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from kclrun.local.consumers import Subscription
 from kclrun.local.guard import Guard
 from kclrun.local.http_face import Forwarder, HttpFace
 from kclrun.local.limits import AWS_LIMITS
@@ -20,10 +26,25 @@ from kclrun.local.serving import serve_as_child
 # meanwhile. The service needs seconds. A stream is created at once: a waiter of an SDK would look
 # again only after its pause of seconds.
 _UPDATE_S: Final = 0.2
+# For tests: a file that gets a line of JSON for each SubscribeToShard that was taken, with its
+# `caller` (the User-Agent), `stream` and `shard`.
+_SUBSCRIBED: Final = "KCLRUN_LOCAL_SUBSCRIBED"
 
 
 def _note(text: str) -> None:
     sys.stderr.write(f"{text}\n")
+
+
+def _record_of(path: str | None) -> Callable[[str, Subscription], None]:
+    """Appends each subscription to the file, whole lines."""
+
+    def note(caller: str, taken: Subscription) -> None:
+        if path is not None:
+            of = {"caller": caller, "stream": taken.stream_name, "shard": taken.shard_id}
+            with Path(path).open("ab") as record:
+                record.write(msgspec.json.encode(of) + b"\n")
+
+    return note
 
 
 def _application(settings: ProcessSettings) -> Guard:
@@ -38,7 +59,9 @@ def _application(settings: ProcessSettings) -> Guard:
         note=_note,
     )
     elsewhere = None if settings.elsewhere_port is None else Forwarder(settings.elsewhere_port)
-    face = HttpFace(kinesis, elsewhere, settings.credentials)
+    face = HttpFace(
+        kinesis, elsewhere, settings.credentials, note=_record_of(os.environ.get(_SUBSCRIBED))
+    )
     return Guard(face, names=settings.names, serves_moto_api=settings.serves_moto_api)
 
 

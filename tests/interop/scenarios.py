@@ -111,6 +111,7 @@ def several_streams(folder, version):
             )
             figures += _doubled(rig, producer)
             figures.append(f"each child is read {_until_read(rig):.1f} s later")
+            figures.append(_until_subscribed(rig))
             producer.stop()
         rig.until_all_given()
         consumers = [stream.consumer_count() for stream in rig.streams]
@@ -433,6 +434,23 @@ def _doubled(rig, producer):
 
 def _shards_read(rig, who):
     return {shard for _, shard, _, _ in rig.ledger.given_to(who)}
+
+
+def _until_subscribed(rig):
+    """By the record of Kinesis, until each side has subscribed to each open shard that it owns."""
+
+    def is_all():
+        taken, sides = rig.world.subscriptions(), set()
+        for shard, owner in rig.owners().items():
+            side = str(owner).partition(":")[0].partition("-")[0]
+            sides.add(side)
+            if shard not in taken.get(side, ()):
+                return False
+        return sides == {"kclrun", "java"}
+
+    rig.until(is_all, "each owner has subscribed to what it owns")
+    counts = {side: len(shards) for side, shards in rig.world.subscriptions().items()}
+    return f"shards that each side subscribed to: {counts}"
 
 
 def _lost_by_java(rig):

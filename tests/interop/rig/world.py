@@ -1,5 +1,6 @@
 """The services: the embedded AWS, and DynamoDB Local for the lease table; a stream and its rows."""
 
+import json
 import os
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import uuid
 from dataclasses import dataclass
 
 import boto3
+import pytest
 from botocore.config import Config
 
 from kclrun.codec.aggregator import Aggregator
@@ -45,7 +47,11 @@ class World:
     """`kclrun local`, and DynamoDB Local in front of its DynamoDB where it can be had."""
 
     def __init__(self, folder):
-        self._local = start_embedded()
+        self._subscribed = folder / "subscribed"
+        self._subscribed.touch()
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("KCLRUN_LOCAL_SUBSCRIBED", str(self._subscribed))
+            self._local = start_embedded()
         self._dynamodb_local = None
         self.dynamodb_is = "moto"
         # As `ledger_rig.application` asks for it.
@@ -63,6 +69,16 @@ class World:
         self.dynamodb = boto3.client(
             "dynamodb", endpoint_url=self.embedded.dynamodb_endpoint, **_CLIENT
         )
+
+    def subscriptions(self):
+        """The shards, as the ledger has those of several streams, to which `kclrun` and `java` have
+        subscribed, by the record of Kinesis."""
+        by_side = {"kclrun": set(), "java": set()}
+        for line in self._subscribed.read_text().splitlines():
+            taken = json.loads(line)
+            side = "kclrun" if taken["caller"] == "kclrun" else "java"
+            by_side[side].add(f"{taken['stream']}:{taken['shard']}")
+        return by_side
 
     def _start_dynamodb_local(self, folder):
         with socket.socket() as free:

@@ -60,6 +60,30 @@ def test_the_settings_reach_the_process(guarded, client):
 
 
 @pytest.mark.seconds
+def test_each_subscription_that_was_taken_is_recorded_with_its_caller(
+    tmp_path, client, monkeypatch
+):
+    record = tmp_path / "subscribed"
+    monkeypatch.setenv("KCLRUN_LOCAL_SUBSCRIBED", str(record))
+    with start_embedded() as running:
+        kinesis = client("kinesis", running.endpoint)
+        kinesis.create_stream(StreamName="s", ShardCount=1)
+        arn = kinesis.describe_stream_summary(StreamName="s")["StreamDescriptionSummary"][
+            "StreamARN"
+        ]
+        made = kinesis.register_stream_consumer(StreamARN=arn, ConsumerName="c")["Consumer"]
+        wanted = {"ConsumerARN": made["ConsumerARN"], "ShardId": "shardId-000000000000"}
+        start = {"StartingPosition": {"Type": "LATEST"}}
+        kinesis.subscribe_to_shard(**wanted, **start)["EventStream"].close()
+        refused = code_of(kinesis.subscribe_to_shard, **wanted, **start)
+
+    (taken,) = map(json.loads, record.read_text().splitlines())
+    assert refused[0] == "ResourceInUseException"
+    assert taken.pop("caller").startswith("Boto3/")
+    assert taken == {"stream": "s", "shard": "shardId-000000000000"}
+
+
+@pytest.mark.seconds
 def test_a_stream_is_made_at_once_and_changed_one_change_after_the_other(client):
     with start_embedded() as running:
         kinesis = client("kinesis", running.endpoint)
