@@ -349,6 +349,15 @@ def test_a_source_of_more_than_20000_lines_is_not_looked_into(monkeypatch, lines
     assert failure.record == record
 
 
+def test_a_source_of_one_line_is_looked_into(monkeypatch):
+    source = "def call(given): return sum(record.data[7] for record in given)\n"
+    monkeypatch.setitem(linecache.cache, "/short.py", (1, None, [source], "/short.py"))
+    names = {}
+    exec(compile(source, "/short.py", "exec"), names)
+
+    assert failure_of(names["call"], batch(b"0123456789", b"01234")).record == "2 of 2, at 101"
+
+
 def test_code_without_a_source_still_has_its_place():
     names = {}
     exec("def call(given):\n    for record in given:\n        raise ValueError\n", names)

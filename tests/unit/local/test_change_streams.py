@@ -79,3 +79,24 @@ def test_a_filter_that_names_no_shard_is_refused(streams, given, code):
     status, body = asked(streams, **given)
 
     assert (status, body["__type"].rpartition("#")[2]) == (400, code)
+
+
+@pytest.mark.parametrize("number", [None, "", "-1", "1.5", "x", "\u0663", "9" * 500])
+def test_an_iterator_at_what_is_not_a_sequence_number_is_refused(streams, number):
+    status, body = iterator_at(streams, number)
+    assert (status, body["__type"].split("#")[-1]) == (400, "ValidationException")
+
+
+def test_an_iterator_at_a_sequence_number_is_given(streams):
+    status, body = iterator_at(streams, "100000000000000000001")
+    assert "SequenceNumber is missing" not in str(body)
+    assert status == 200 or "Trimmed" in str(body)
+
+
+def iterator_at(streams, number):
+    shard = described(streams)["Shards"][-1]["ShardId"]
+    request = {"StreamArn": ARN, "ShardId": shard, "ShardIteratorType": "AT_SEQUENCE_NUMBER"}
+    if number is not None:
+        request["SequenceNumber"] = number
+    status, body = streams.answer("GetShardIterator", json.dumps(request).encode(), "us-east-1")
+    return status, json.loads(body)
