@@ -56,6 +56,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     [P18]; `others_in_sight`: another kclrun owner could take an offered lease [P17].
     `concurrency` is None where the settings have none. With `replay` a time range is read.
     `past_pause` is as in LifePolicy. With `trial` a destination refused rows of the process before.
+    `ends_at_tip`: the run ends once every shard is read to its tip.
     """
 
     application: str
@@ -99,6 +100,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     nice: int = 0
     replay: Replay | None = None
     trial: RowTrial | None = None
+    ends_at_tip: bool = False
 
     def __repr__(self) -> str:
         return (

@@ -126,6 +126,7 @@ class StartCommands:
             log=log_policy(settings, as_json=self._log_as_json),
             traces=trace_policy(settings),
             nice=source.settings.priority,
+            ends_at_tip=settings.until is not None,
             replay=self._replay and self._replay.of_shard(shard_id_of(start.key)),
         )
 

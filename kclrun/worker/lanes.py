@@ -53,6 +53,11 @@ class Lane:
         self.clear: ExtendedSequenceNumber | None = None
 
     @property
+    def may_be_refused(self) -> bool:
+        """Whether its destination may refuse rows for their values (`TryingOutput`)."""
+        return hasattr(self.output, "try_rows")
+
+    @property
     def emitted(self) -> Mark:
         return Mark(self.emitted_rows, self.emitted_bytes)
 

@@ -27,6 +27,7 @@ from kclrun.model.output import (
     OutputPlace,
     RowsOf,
     file_name,
+    naming_output,
     no_output,
 )
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -197,7 +198,12 @@ class LeaseOutputs:
         assert isinstance(first, BoxedOutput), "with an outbox every output is one"
         stored = None if row.outputs is None else row.outputs.of(name)
         at = stored or Cursor.of(row.checkpoint)
-        there = self.until_there(OUTPUT, lambda: first.begin(at)).reached
+
+        def begin() -> Cursor:
+            with naming_output(name):
+                return first.begin(at)
+
+        there = self.until_there(OUTPUT, begin).reached
         if there <= row.checkpoint or not first.decided:
             return row
         return msgspec.structs.replace(row, checkpoint=there, state_version=first.decided)
@@ -403,6 +409,11 @@ class LeaseOutputs:
             return None
         rolls = any(place.roll_s for place in storing)
         return max(ROUND_EVERY_S, self._spec.checkpoint.every_s if rolls else 0.0)
+
+    def commits_at_tip(self) -> bool:
+        """Whether a run that ends at the tip has to wait for a commit."""
+        outputs = self._outputs
+        return self._spec.ends_at_tip and outputs is not None and outputs.commits_at_tip()
 
     def waiting_since(self) -> Instant:
         return self._outputs.waiting_since if self._outputs is not None else Instant(0.0)

@@ -156,9 +156,13 @@ class Reporter:
         self._slot.note_send(instant)
 
     def publish(
-        self, life: LeaseStateMachine, queue: QueueView, output_waiting_since: Instant
+        self,
+        life: LeaseStateMachine,
+        queue: QueueView,
+        output_waiting_since: Instant,
+        commits_at_tip: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Refresh the status slot."""
+        """Refresh the status slot. `commits_at_tip` is as in `Rows`."""
         fetch = self._fetch_view()
         ledger, behind_ms = life.ledger, fetch.millis_behind_latest
         is_quiet = queue.is_empty and not queue.busy_since and ledger.processed >= ledger.delivered
@@ -182,7 +186,7 @@ class Reporter:
                 last_fetch_instant=fetch.last_fetch_instant,
                 last_batch_instant=queue.last_batch_instant,
                 processing_since_instant=queue.busy_since,
-                at_tip=fetch.at_tip and is_quiet and has_caught_up,
+                at_tip=fetch.at_tip and is_quiet and has_caught_up and not commits_at_tip(),
                 fetching_since_instant=fetch.asking_since_instant,
                 published_instant=boottime(),
                 has_undone=life.has_undone,
@@ -227,6 +231,10 @@ class Rows(Protocol):
         ...
 
     def waiting_since(self) -> Instant: ...
+
+    def commits_at_tip(self) -> bool:
+        """Called at the tip: whether rows are to be committed before the run may end there."""
+        ...
 
     def make_durable(self, position: ExtendedSequenceNumber) -> None:
         """Called before a checkpoint at `position` is sent. Raises: SinkError."""
@@ -334,7 +342,8 @@ class LeaseThread:
         self._inbox.post(event)
 
     def _publish(self) -> None:
-        self._reporter.publish(self._life, self._queue.view(), self._rows.waiting_since())
+        view, since = self._queue.view(), self._rows.waiting_since()
+        self._reporter.publish(self._life, view, since, self._rows.commits_at_tip)
 
     def _watch_requests(self) -> None:
         """A lease that is renewed and not read stalls in silence: end the process instead."""

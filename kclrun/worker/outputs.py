@@ -123,6 +123,7 @@ class Outputs:
         self._failed = 0
         self._waiting_since = Instant(0.0)
         self._is_closed = False
+        self._is_at_tip = False  # rows that may be refused are committed in the next turn
 
     # The start of a lease, on the main thread; the thread of the outputs runs afterwards.
 
@@ -148,7 +149,8 @@ class Outputs:
             self._decided, checkpoint = decided, decided.at.reached
         for lane in self._lanes:
             at = cursors.get(lane.name, at_row if lane.name else Cursor.of(checkpoint))
-            lane.committed = lane.output.begin(at)
+            with naming_output(lane.name):
+                lane.committed = lane.output.begin(at)
             lane.known = lane.committed.reached if lane.output.stores_cursor else None
             reached.append(max(checkpoint, lane.known or checkpoint))
         start = min(reached) if may_adopt else checkpoint
@@ -370,6 +372,19 @@ class Outputs:
         """Rows of settled records have waited for an output since this instant; 0 if none wait."""
         return self._waiting_since
 
+    def commits_at_tip(self) -> bool:
+        """Whether rows wait that a destination may refuse: they are committed now. Called at the
+        tip of a run that ends there, because a refusal of the last commit could not be followed by
+        trials any more. While a destination is away, the run ends without its rows."""
+        if self._is_manual or self._failed:
+            return False
+        with self._changed:
+            waits = any(it.may_be_refused and (it.rows or it.is_dirty) for it in self._lanes)
+            if waits and not self._is_at_tip:
+                self._is_at_tip = True
+                self._changed.notify_all()
+            return waits
+
     def close(self) -> None:
         """Send nothing more. The thread of the outputs closes the destinations."""
         with self._changed:
@@ -427,6 +442,7 @@ class Outputs:
     def _has_work(self) -> bool:
         may_add = self._notes.has_any_upto(self._limit())
         is_busy = any(it is not None for it in (self._asked, self._committing, self._decided))
+        is_busy = is_busy or self._is_at_tip
         return self._is_closed or is_busy or may_add or self._may_collect()
 
     def _may_collect(self) -> bool:
@@ -465,6 +481,7 @@ class Outputs:
             is_answered = asked is not None and asked is self._asked
             if is_answered:
                 self._asked = None
+            self._is_at_tip = False
             if covered == limit:
                 self._waiting_since = Instant(0.0)
             self._look_at_room()
@@ -576,7 +593,7 @@ class Outputs:
             is_large = any(lane.output.unsent_bytes > OFFER_BYTES_MAX for lane in dirty)
             return not (asked.is_leaving and is_large)
         now, held = self._now(), self._held
-        if any(lane.is_due(now, is_asked=False, is_held=held) for lane in dirty):
+        if self._is_at_tip or any(lane.is_due(now, is_asked=False, is_held=held) for lane in dirty):
             return True
         return asked is not None and all(
             lane.is_due(now, is_asked=True, is_held=held) for lane in dirty
@@ -592,6 +609,8 @@ class Outputs:
     def _commits(self, lane: Lane, asked: CommitOutputs | None) -> bool:
         if asked is not None and asked.must and lane.is_dirty:
             return not (asked.is_leaving and lane.output.unsent_bytes > OFFER_BYTES_MAX)
+        if self._is_at_tip and lane.is_dirty and lane.may_be_refused:
+            return True
         return lane.is_due(self._now(), is_asked=asked is not None, is_held=self._held)
 
     def _add(self, limit: ExtendedSequenceNumber) -> None:

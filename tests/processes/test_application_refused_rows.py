@@ -7,6 +7,7 @@ import sqlite3
 
 import pytest
 
+from tests.patience import HUNG_S
 from tests.processes.test_application_dead_letters import letters_at
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
@@ -82,6 +83,34 @@ def test_each_record_whose_row_is_refused_is_a_dead_letter_and_the_others_are_th
     replaced = [line["reason"] for line in app.of("process_replaced")]
     assert len(replaced) == len(refused)
     assert all("its rows are tried one call at a time" in reason for reason in replaced)
+
+
+def test_a_run_until_caught_up_ends_with_0_though_its_last_commit_would_be_refused(
+    embedded_aws, application, producer, tmp_path
+):
+    """All is read before a checkpoint is due: the only commit would be that of the end."""
+    database = tmp_path / "rows.db"
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute(TABLES["a check and a trigger"][0])
+    place = {"path": str(tmp_path / "letters")}
+    stream = embedded_aws.stream(shards=1)
+    producer(stream, 200, seed=8, keys=KEYS).start().join()
+    app = application(
+        stream,
+        options={"emits": True},
+        output={"sql": f"sqlite:///{database}", "table": "numbers"},
+        checkpoint={"every": "10m"},
+        on_error={"retries": 0, "then": "dead-letter", "dead_letter": place},
+    )
+
+    assert app.start("--until", "caught-up").process.wait(HUNG_S) == 0
+
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("SELECT count(*) FROM numbers").fetchone()[0] == 200 - KEYS
+    letters = letters_at(place, embedded_aws)
+    assert len(letters) == KEYS
+    assert all("column n" in letter.error for letter in letters)
+    assert not app.of("checkpoint_missed")
 
 
 # Rows of calls that have no record: each is refused.

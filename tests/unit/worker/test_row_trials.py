@@ -264,3 +264,42 @@ def test_an_output_whose_trials_are_over_is_not_tried_because_another_one_refuse
     assert not life.commits(2)
     words = "outputs.b: the table refuses rows: column n"
     assert life.reports == [RowsWereRefused(at(2), 1, words, outputs)]
+
+
+def test_at_the_tip_of_a_run_that_ends_there_rows_that_may_be_refused_are_committed_unasked():
+    there = destination()
+    life = Life(there)
+    assert not life.outputs.commits_at_tip()
+    life.call(1, 1)
+    life.outputs.turn()
+    assert there.rows == []
+    assert life.outputs.commits_at_tip()
+    assert life.outputs.turn()
+    assert there.rows == [1]
+    assert not life.outputs.commits_at_tip()
+
+
+def test_a_run_does_not_wait_at_its_tip_for_rows_that_cannot_be_refused_or_while_one_is_away():
+    life = Life(destination())
+    life.call(1, 1)
+    life.memory[0].commit = _away  # type: ignore[method-assign]
+    assert life.outputs.commits_at_tip()
+    assert life.outputs.turn()
+    assert not life.outputs.commits_at_tip(), "it ends without them, as it does for any output"
+
+    plain = Outputs(
+        [("a", MemoryOutput(destination(), 1, []), AT_ONCE)],
+        post=lambda _: None,
+        hold=lambda _: None,
+        now=lambda: Instant(1.0),
+    )
+    plain.begin(TRIM_HORIZON, {}, may_adopt=False)
+    plain.begin_batch()
+    plain.emit_to("a")({"n": 1})
+    plain.end_batch(at(1))
+    plain.settle(at(1))
+    assert not plain.commits_at_tip()
+
+
+def _away() -> Cursor:
+    raise SinkError("the database is away")

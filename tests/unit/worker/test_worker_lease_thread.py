@@ -106,6 +106,9 @@ class Rows:
     def confirm(self, state_version):
         """This lease has no state."""
 
+    def commits_at_tip(self):
+        return False
+
     def waiting_since(self):
         return 0.0
 
