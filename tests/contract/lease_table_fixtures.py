@@ -72,7 +72,7 @@ def subject(request):
 
 @pytest.fixture(params=["dynamodb by its ARN"])
 def by_its_arn(request):
-    """A table that is made and used by its ARN."""
+    """A table that is made and used by its ARN, and that its name finds as well."""
     yield from opened(request, has_owner_index=True)
 
 
@@ -96,8 +96,12 @@ def opened(request: pytest.FixtureRequest, *, has_owner_index: bool) -> Iterator
     )
     name = f"leases-{next(_numbers)}"
     if request.param == "dynamodb by its ARN":
-        name = f"arn:aws:dynamodb:eu-west-1:123456789012:table/{name}"
-    yield dynamodb_subject(client, name, has_owner_index=has_owner_index)
+        arn = f"arn:aws:dynamodb:eu-west-1:123456789012:table/{name}"
+        dynamodb_subject(client, arn, has_owner_index=has_owner_index)
+        by_name = _subject(client, name)
+        yield Subject(_subject(client, arn).open_table, by_name.plant, by_name.raw)
+    else:
+        yield dynamodb_subject(client, name, has_owner_index=has_owner_index)
     client.close()
 
 

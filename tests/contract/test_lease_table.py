@@ -12,7 +12,7 @@ import pytest
 
 from kclrun.aws.rows import encode_row
 from kclrun.errors import InvalidRequest
-from kclrun.model.lease import OFFERED, Halt, Lease, LeaseKey, Load, OwnerId
+from kclrun.model.lease import Halt, Lease, LeaseKey, Load, OwnerId
 from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
@@ -584,21 +584,6 @@ def test_the_children_of_a_split_are_created_together(subject):
     assert table.read(CHILD_1) == CHILDREN[0]
     assert table.read(CHILD_2) == CHILDREN[1]
     assert table.read(KEY) == HELD, "the parent is only looked at"
-
-
-def test_a_table_that_is_named_by_its_arn_is_read_written_and_searched_as_any(by_its_arn):
-    offered = changed(HELD, key=LeaseKey("shardId-offered"), owner=OFFERED, offered_by=ME)
-    table = by_its_arn.with_rows(HELD, offered)
-
-    assert table.write(Renew(KEY, ME, 4)) == Applied(changed(HELD, counter=5))
-    failed = CreateChildren(CHILDREN, (HeldParent(KEY, OTHER, 5),))
-    assert table.write(failed) == ConditionFailed(None)
-    assert table.read(CHILD_1) is None
-    assert table.write(CreateChildren(CHILDREN, (HeldParent(KEY, ME, 5),))) == Applied(None)
-
-    scanned = {lease.key for page in table.scan() for lease in page.leases}
-    assert scanned == {KEY, CHILD_1, CHILD_2, offered.key}
-    assert table.offered(10) == (offered,)
 
 
 def test_a_child_that_exists_is_left_alone_and_does_not_stop_the_other(subject):
