@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from kclrun.aws.rows import decode_row, encode_row
+from kclrun.calling import timer_run
 from kclrun.calling.delivery import ConfirmStop
 from kclrun.calling.records import CallTerms
 from kclrun.calling.runners import Ended
 from kclrun.calling.timer_run import Quiet, TimerRun
 from kclrun.codec.kpl import effective_hash_key
-from kclrun.consuming import events, timers
+from kclrun.consuming import events
 from kclrun.consuming.commands import AllowDelivery, AnswerCheckpoint, CheckpointAnswer
 from kclrun.model.lease import Lease
 from kclrun.model.policies import Concurrency, ErrorPolicy
@@ -567,7 +568,7 @@ def test_r2_what_an_idle_shard_closed_is_repeated_before_the_next_record_or_time
 
 
 def test_a_stop_ends_between_two_timers_and_the_next_owner_fires_the_others_first(monkeypatch):
-    monkeypatch.setattr(timers, "GROUP_MAX", 1)
+    monkeypatch.setattr(timer_run, "GROUP_MAX", 1)
     world = World()
     life = Life(world, "root", 0.0)
     life.go(1)
