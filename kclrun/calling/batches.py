@@ -168,7 +168,6 @@ class BatchSteps:
         self._records = self._given = records
         self._last = self._upto = last
         self._covered = self._run = None
-        self._retry_laters.forget()
 
     @property
     def has_raised(self) -> bool:
@@ -203,6 +202,7 @@ class BatchSteps:
             run = self._run = BatchRun(self._records, self._policy, self._breaker)
             run.next_step(host.now())  # the whole batch, which was given
             self._failures, self._failed = {}, 0
+            self._retry_laters.forget()  # waits of a batch that was stopped
         error = run.checked(error)
         if isinstance(error, FailedRecords):
             self._covered = self.covers
