@@ -181,6 +181,7 @@ class Forwarder:
     def __init__(self, port: int) -> None:
         self._port = port
         self._idle: deque[_Connection] = deque()
+        self._is_closed = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_answered = False
@@ -211,7 +212,8 @@ class Forwarder:
             self._keep(connection, is_reusable=is_reusable)
 
     async def close(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections, and each other one after its answer."""
+        self._is_closed = True
         while self._idle:
             writer = self._idle.pop().writer
             writer.close()
@@ -228,7 +230,8 @@ class Forwarder:
         return _Connection(reader, writer)
 
     def _keep(self, connection: _Connection, *, is_reusable: bool) -> None:
-        if not is_reusable or len(self._idle) >= _IDLE_MAX:
+        # Its client may have had the whole answer, and ended this server, before we are here.
+        if not is_reusable or self._is_closed or len(self._idle) >= _IDLE_MAX:
             self._drop(connection)
             return
         connection.idle_since = time.monotonic()

@@ -554,6 +554,32 @@ def test_a_connection_that_was_closed_meanwhile_is_not_used_again():
                     time.sleep(0.001)
 
 
+def test_a_connection_that_is_in_use_while_the_others_are_closed_is_not_kept():
+    scope = {
+        "http_version": "1.1",
+        "method": "GET",
+        "raw_path": b"/",
+        "query_string": b"",
+        "headers": [],
+    }
+
+    async def receive():
+        return {"type": "http.request"}
+
+    async def scenario(port):
+        forwarder = Forwarder(port)
+
+        async def send(message):
+            await forwarder.close()
+
+        await forwarder(scope, receive, send)
+        await asyncio.sleep(0)
+        assert not forwarder._idle
+
+    with raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") as port:
+        asyncio.run(scenario(port))
+
+
 def test_http_2_reaches_kinesis_and_what_is_behind_it(behind, forwarding):
     where = urlsplit(forwarding)
     with socket.create_connection((where.hostname, where.port), HUNG_S) as connection:
