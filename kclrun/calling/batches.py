@@ -346,10 +346,10 @@ class BatchCalls(BatchSteps):
             attempt(call, self._rows, self.covers, host.durable)
         except BaseException as error:
             host.limit(None)
-            if host.ends_run(error):
-                raise
-            self.raised(error)
-            return
+            if not host.ends_run(error):
+                self.raised(error)
+                return
+            raise
         host.limit(None)
         if failed is not None:
             self.raised(failed)

@@ -84,7 +84,6 @@ FACING_AWS = (
 OF_OUR_OWN = {
     ("config/schema.py", "SHARDS_MAX"): "shards of a stream on an emulator",
     ("config/yaml_reader.py", "TEXT_BYTES_MAX"): "a file of settings",
-    ("consuming/concurrency.py", "AHEAD_MAX"): "records begun before the slowest",
     ("consuming/hot_shards.py", "_BEHIND_MS_MIN"): "ten seconds",
     ("consuming/subscribing.py", "BEHIND_MS_MAX"): "ten seconds",
     ("config/schema.py", "batch_max"): "records of a batch",
