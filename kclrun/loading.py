@@ -28,15 +28,10 @@ from kclrun.codec.values import (
     reason_without_value,
 )
 from kclrun.errors import ProcessorLoadError, SettingsError
+from kclrun.methods import METHODS, is_asynchronous, refuse_deferred, takes_records
 from kclrun.model.names import hint
 from kclrun.model.record import Decoding
-from kclrun.processor import (
-    METHODS,
-    RecordProcessor,
-    is_asynchronous,
-    refuse_deferred,
-    takes_records,
-)
+from kclrun.processor import RecordProcessor
 
 _REFERENCE: Final = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):(\w+)\Z")
 # A name, not a path: a script is looked up in the same folders as modules.

@@ -1,22 +1,19 @@
 """The public interface: the class that users subclass, and the objects that the runtime passes.
 
 Names follow kclpy v3 where they can. The same class runs on the fleet and on Spark. May know: the
-model and the errors. Contracts stand in the docstrings; the ids in brackets are the guarantees of
-the documents.
+model and the errors. Contracts stand in the docstrings.
 """
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from abc import ABC
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, NamedTuple
 
 import msgspec
 
-from kclrun.errors import LimitExceeded, ProcessorLoadError, SettingsError, SinkError
+from kclrun.errors import LimitExceeded, SettingsError, SinkError
 from kclrun.model.lease import PendingCheckpoint
 from kclrun.model.output import MAIN_OUTPUT
 from kclrun.model.record import Record, RecordBatch
@@ -36,18 +33,12 @@ from kclrun.state.keyed import (
 from kclrun.state.timers import Clock, Timer
 
 __all__ = [
-    "METHODS",
     "Checkpointer",
     "Context",
     "KeptRow",
+    "RecordCall",
     "RecordContext",
     "RecordProcessor",
-    "call_method",
-    "check_returned",
-    "fires_timers",
-    "is_asynchronous",
-    "refuse_deferred",
-    "takes_records",
 ]
 
 if TYPE_CHECKING:
@@ -63,17 +54,6 @@ else:
 
 Row = Mapping[str, Any]
 T = TypeVar("T")
-
-# The methods of a processor, and the arguments of the runtime's calls.
-METHODS: Final[Mapping[str, tuple[str, ...]]] = {
-    "initialize": ("context",),
-    "process_records": ("batch", "checkpointer"),
-    "process_record": ("record", "context"),
-    "on_timer": ("timer", "checkpointer"),
-    "shard_ended": ("checkpointer",),
-    "lease_lost": (),
-    "shutdown_requested": ("checkpointer",),
-}
 
 
 # The most bytes of rows and changes of the state that one `process_record` may make: a row of the
@@ -224,7 +204,7 @@ class Context(Generic[O_co]):
         """Give the lease up after this batch, in good order.
 
         The batch is finished, `shutdown_requested` called, every processed record checkpointed, and
-        the lease offered to the other machines of the application, in one write [P17]. If there are
+        the lease offered to the other machines of the application, in one write. If there are
         no other machines, the lease is released, and taken again at the next look at the table. On
         Spark another instance goes on with the shard.
         """
@@ -234,18 +214,14 @@ class Context(Generic[O_co]):
 class RecordContext(msgspec.Struct, Generic[O_co]):
     """What one call of `process_record` may do. Usable during that call alone, from any thread.
 
-    What it emits and changes is kept for its record until a commit covers the record [K19].
+    What it emits and changes is kept for its record until a commit covers the record.
 
-    `options`, `stream` and `shard_id` are those of the processor's own context. The fields are the
-    runtime's. (A Struct: one is made for each record, in half the time of a class.)
+    `options`, `stream` and `shard_id` are those of the processor's own context. (A Struct: one is
+    made for each record, in half the time of a class.)
     """
 
     _of: Context[O_co]
     _record: Record
-    is_open: bool = True
-    kept: list[KeptRow] | None = None
-    changes: list[Undoable] | None = None
-    kept_bytes: int = 0
 
     @property
     def options(self) -> O_co:
@@ -304,8 +280,54 @@ class RecordContext(msgspec.Struct, Generic[O_co]):
         """As `Context.watermark`: it moves while no call runs."""
         return self._of.watermark
 
+    def emit(self, row: object, to: str = MAIN_OUTPUT) -> None:
+        """Send one row, as `Context.emit` does.
+
+        Guaranteed: the rows of a record leave once its call has returned and every record before it
+        is done, in the order of the records, each record's once; a call that raises leaves none.
+        Raises: as `Context.emit`; LimitExceeded beyond 16 MiB of one record; SinkError when the
+        call is over: it returned, or it ran out of time.
+        """
+        prepare = self._of._prepare  # noqa: SLF001 - the two are one interface
+        assert prepare is not None, "the runtime gives its outputs"
+        self._keep(prepare(self._of._checked(row, to), to))  # noqa: SLF001
+
+    def release(self) -> None:
+        """Give the lease up in good order, as `Context.release` does: no further record starts, but
+        those before one that started already."""
+        self._of.release()
+
+    def _keep(self, row: KeptRow) -> None:
+        raise NotImplementedError
+
     def _change(self, change: MakeChange, key: str, name: str, value: bytes | None) -> None:
         """Implements `state.keyed.Journal`."""
+        raise NotImplementedError
+
+
+class RecordCall(RecordContext[Any]):
+    """What a call of `process_record` gets, with what it emitted and changed: the runtime's side of
+    its context."""
+
+    is_open: bool = True
+    kept: list[KeptRow] | None = None
+    changes: list[Undoable] | None = None
+    kept_bytes: int = 0
+
+    def _keep(self, row: KeptRow) -> None:
+        if not self.is_open:
+            raise SinkError("emit() of a record is for its call of process_record, while it runs")
+        if self.kept_bytes + row.size > RECORD_ROWS_BYTES_MAX:
+            raise LimitExceeded(
+                f"one record emitted more than {RECORD_ROWS_BYTES_MAX} bytes, which wait in memory"
+                " until all records before it are done"
+            )
+        if self.kept is None:
+            self.kept = []
+        self.kept.append(row)
+        self.kept_bytes += row.size
+
+    def _change(self, change: MakeChange, key: str, name: str, value: bytes | None) -> None:
         if not self.is_open:
             raise SinkError(
                 "the state and the timers of a record are changed in its call of process_record,"
@@ -322,34 +344,6 @@ class RecordContext(msgspec.Struct, Generic[O_co]):
                 self.changes = []
             self.changes.append(made)
             self.kept_bytes += held_bytes(*made)
-
-    def emit(self, row: object, to: str = MAIN_OUTPUT) -> None:
-        """Send one row, as `Context.emit` does.
-
-        Guaranteed: the rows of a record leave once its call has returned and every record before it
-        is done, in the order of the records, each record's once; a call that raises leaves none.
-        Raises: as `Context.emit`; LimitExceeded beyond 16 MiB of one record; SinkError when the
-        call is over: it returned, or it ran out of time.
-        """
-        prepare = self._of._prepare  # noqa: SLF001 - the two are one interface
-        assert prepare is not None, "the runtime gives its outputs"
-        row = prepare(self._of._checked(row, to), to)  # noqa: SLF001
-        if not self.is_open:
-            raise SinkError("emit() of a record is for its call of process_record, while it runs")
-        if self.kept_bytes + row.size > RECORD_ROWS_BYTES_MAX:
-            raise LimitExceeded(
-                f"one record emitted more than {RECORD_ROWS_BYTES_MAX} bytes, which wait in memory"
-                " until all records before it are done"
-            )
-        if self.kept is None:
-            self.kept = []
-        self.kept.append(row)
-        self.kept_bytes += row.size
-
-    def release(self) -> None:
-        """Give the lease up in good order, as `Context.release` does: no further record starts, but
-        those before one that started already."""
-        self._of.release()
 
 
 class Checkpointer:
@@ -384,8 +378,8 @@ class Checkpointer:
 class RecordProcessor(ABC, Generic[V]):
     """User code over one shard. One instance a shard, in a process of its own, one call at a time.
 
-    Delivery is at least once [I1] and in the order of the shard [I6]; a planned stop causes no
-    duplicate [I8], a crash at most `checkpoint.uncheckpointed_max` of them [I7]. On Spark an
+    Delivery is at least once and in the order of the shard; a planned stop causes no
+    duplicate, a crash at most `checkpoint.uncheckpointed_max` of them. On Spark an
     instance lives in a task and sees one range of the shard, or several that follow each other; a
     task that is tried again gives its range again, and the rows of the attempts before are dropped.
 
@@ -415,11 +409,11 @@ class RecordProcessor(ABC, Generic[V]):
         Called again and again while the lease is held, never concurrently. `batch` has from 1 to
         `fetch.batch_max` records, aggregates opened.
         Guaranteed: when it returns, the batch counts as processed and may be checkpointed; the
-        checkpoint never passes a batch that has not returned [I2b].
+        checkpoint never passes a batch that has not returned.
         Must not: return before the work is done, unless `checkpoint: manual` is set.
         Raises: whatever you like; the same batch is given again after a back-off. When the retries
         of `on_error` are spent, the lease is halted; or, with `on_error.then`, the records at fault
-        are found and become dead letters, or are skipped. Nothing else is skipped [I9, I13].
+        are found and become dead letters, or are skipped. Nothing else is skipped.
         FailedRecords names the records at fault; RetryLater asks for the batch again without
         counting; HaltShard halts at once.
         """
@@ -433,12 +427,12 @@ class RecordProcessor(ABC, Generic[V]):
         `def` on threads, `async def` as tasks of one event loop; records of one partition key
         follow each other, unless `concurrency.order` is `none`. No other method runs meanwhile.
         Guaranteed: the checkpoint never passes a record whose call has not returned, nor one that
-        follows such a record [K19]. After a crash records beyond the checkpoint are given again,
+        follows such a record. After a crash records beyond the checkpoint are given again,
         also those that had returned: none of their rows has left, and no change of the state.
         Must not: return before the work is done, keep `context`, checkpoint (`checkpoint.every:
         manual` is refused), or block the event loop in an `async def`.
         Raises: whatever you like; the same record is given again after a back-off, and its key
-        waits. Then `on_error.then` decides about this record alone [I9, I13]. RetryLater and
+        waits. Then `on_error.then` decides about this record alone. RetryLater and
         HaltShard are as for `process_records`. An `async def` may be cancelled when the lease is
         given away, and by `concurrency.timeout`, which counts as an error: let CancelledError pass.
         """
@@ -479,7 +473,7 @@ class RecordProcessor(ABC, Generic[V]):
         """Every record of the shard was processed; its children wait for this call.
 
         Called once, after the last `process_records` returned, while the lease is held.
-        Guaranteed: no further record of this shard will come to any processor [I1, I3]. Its rows
+        Guaranteed: no further record of this shard will come to any processor. Its rows
         and changes of the state are committed with the shard's end, once; before that a process
         that ends has it called again.
         Must not: keep work in memory; after this the position cannot be read again. When it returns
@@ -501,118 +495,3 @@ class RecordProcessor(ABC, Generic[V]):
         On Spark only after `context.release()`: tasks end with their range.
         With `checkpoint: auto` or `batch` the processed records are checkpointed anyway.
         """
-
-
-def refuse_deferred(processor: object, called: str, methods: Iterable[str] = METHODS) -> None:
-    """Refuse a processor (a class or an instance) with a method whose call runs none of its code.
-
-    Calling an `async def`, or a function with `yield`, only makes an object: the records would
-    count as processed, and checkpoints would pass them [I9]. `called` names it in the message.
-    Raises: ProcessorLoadError.
-    """
-    for name in methods:
-        method = getattr(processor, name, None)
-        if name == "process_record" and inspect.iscoroutinefunction(method):
-            continue
-        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
-            raise ProcessorLoadError(
-                f"{called}: {name} is `async def`: the runtime calls it without an event loop, so"
-                " nothing in it would run\n"
-                "Write `def`; for asynchronous work write `async def process_record(self, record,"
-                " context)`, or call asyncio.run(...) in it"
-            )
-        if inspect.isgeneratorfunction(method):
-            raise ProcessorLoadError(
-                f"{called}: {name} has a `yield`, which makes it a generator: nothing in it would"
-                " run\n"
-                "Remove the `yield`; rows leave with context.emit(row)"
-            )
-
-
-def call_method(processor: RecordProcessor, method: str, *arguments: object) -> None:
-    """Call a method of a processor; each returns None once its work is done.
-
-    Raises: the method's exception; ProcessorLoadError as `check_returned`.
-    """
-    result = getattr(processor, method)(*arguments)
-    if result is not None:
-        check_returned(method, result)
-
-
-def check_returned(method: str, result: object) -> None:
-    """What a method returned that should return nothing. A value is no harm: a warning says once a
-    process that it is dropped.
-
-    Raises: ProcessorLoadError for a coroutine or a generator, work that has not begun [I9]; calling
-    the method again would not change that.
-    """
-    is_deferred = (
-        inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
-    )
-    if inspect.iscoroutine(result):
-        result.close()  # otherwise Python warns of it later, at another place
-    kind = type(result).__name__
-    if is_deferred:
-        raise ProcessorLoadError(
-            f"{method} returned a {kind}, and nothing of it has run: a method does its work and"
-            " returns None"
-        )
-    if (method, kind) not in _dropped:
-        _dropped.add((method, kind))
-        warnings.warn(
-            f"{method} returned a {kind}, which kclrun drops: rows leave with context.emit(row)",
-            UserWarning,
-            stacklevel=2,
-        )
-
-
-# Methods, and the names of the types that they returned.
-_dropped: Final[set[tuple[str, str]]] = set()
-
-
-def takes_records(processor: object, called: str) -> bool:
-    """Whether a processor (a class or an instance) has `process_record`, not `process_records`.
-
-    `called` names it in the message. Raises: ProcessorLoadError if it has both, or neither.
-    """
-    kind = processor if isinstance(processor, type) else type(processor)
-    own = [
-        name
-        for name in ("process_records", "process_record")
-        if getattr(kind, name) is not getattr(RecordProcessor, name)
-    ]
-    if len(own) == 1:
-        return own[0] == "process_record"
-    if own:
-        raise ProcessorLoadError(
-            f"{called} defines process_records and process_record: the runtime calls one of them\n"
-            "Remove one: process_record for single records, process_records for whole batches"
-        )
-    raise ProcessorLoadError(
-        f"{called} does not define process_records\n"
-        "Write process_records(self, batch, checkpointer) for whole batches, or"
-        " process_record(self, record, context) for single records"
-    )
-
-
-def fires_timers(processor: object) -> bool:
-    """Whether a processor (a class or an instance) has `on_timer`."""
-    kind = processor if isinstance(processor, type) else type(processor)
-    return getattr(kind, "on_timer", None) not in {None, RecordProcessor.on_timer}
-
-
-def unused_event_time(processor: object) -> str:
-    """Why the processor's `event_time` is never called, in words; empty without a problem."""
-    kind = processor if isinstance(processor, type) else type(processor)
-    own = getattr(kind, "event_time", None)
-    if fires_timers(processor) or own in {None, RecordProcessor.event_time}:
-        return ""
-    return (
-        f"{kind.__name__} defines event_time and no on_timer: event_time is never called. It moves"
-        " the watermark of timers and Windows, which call on_timer"
-    )
-
-
-def is_asynchronous(processor: object) -> bool:
-    """Whether its `process_record` is `async def`."""
-    return inspect.iscoroutinefunction(getattr(processor, "process_record", None))

@@ -1,4 +1,4 @@
-"""The calls of `process_records` with one batch: the one driver of every host.
+"""The calls of `process_records` with one batch: the one driver of every host [I6].
 
 `BatchRun` decides. `BatchSteps` is a batch step by step: it says which records the next call has,
 describes what a call raised, and keeps what belongs together during a batch. `BatchCalls` performs

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kclrun.errors import ProcessorLoadError
+from kclrun.methods import fires_timers, is_asynchronous, takes_records
 from kclrun.model.policies import Concurrency
-from kclrun.processor import fires_timers, is_asynchronous, takes_records
 
 # Two calls with one key would both begin from what the key held before them.
 NO_ORDER = (

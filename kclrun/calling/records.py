@@ -23,11 +23,12 @@ from kclrun.calling.runners import (
     MakeThread,
     runner_of,
 )
+from kclrun.methods import check_returned
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
-from kclrun.processor import Context, KeptRow, RecordContext, RecordProcessor, check_returned
+from kclrun.processor import Context, KeptRow, RecordCall, RecordProcessor
 from kclrun.state.keyed import LiveEntries, Undoable
 
 # Effects and progress are reported to the host after this time: a report for each record would cost
@@ -173,7 +174,7 @@ class RecordCalls:
         # Of the run under way; those of its window by number: the contexts of the records that are
         # not settled, and when the calls under way began.
         self._window: RecordWindow
-        self._contexts: dict[int, RecordContext]
+        self._contexts: dict[int, RecordCall]
         self._began: dict[int, Instant]
         self._batches: deque[_Batch]
         self._upto: int
@@ -217,7 +218,7 @@ class RecordCalls:
             if self._entries is not None:
                 self._take_back_unsettled(self._entries)
 
-    def _take_back(self, context: RecordContext) -> None:
+    def _take_back(self, context: RecordCall) -> None:
         """The call raised, or its record is left undone: undo its changes of the state."""
         context.is_open = False
         if self._entries is not None and context.changes:
@@ -245,7 +246,7 @@ class RecordCalls:
                 self.changed.clear()
                 if self._host.stop() is not None:
                     break
-            context = RecordContext(of, record)
+            context = RecordCall(of, record)
             try:
                 result = call(record, context)
                 if result is not None:
@@ -281,7 +282,7 @@ class RecordCalls:
         if raised is not None:
             for number in window.starts(host.now()):
                 record = window.record(number)
-                self._contexts[number] = RecordContext(self._context, record)
+                self._contexts[number] = RecordCall(self._context, record)
                 self._ended(Ended(number, raised))
         while True:
             self.changed.clear()
@@ -317,7 +318,7 @@ class RecordCalls:
         calls = []
         for number in numbers:
             record = self._window.record(number)
-            context = self._contexts[number] = RecordContext(self._context, record)
+            context = self._contexts[number] = RecordCall(self._context, record)
             self._began[number] = now
             RecordBatch((record,), decoding=self._decoding)  # decodes anew
             calls.append((number, record, context))
@@ -408,7 +409,7 @@ class RecordCalls:
             self._host.done_with(batch.batch)
         return True
 
-    def _keep(self, context: RecordContext) -> None:
+    def _keep(self, context: RecordCall) -> None:
         self._rows += context.kept or ()
         self._changes += context.changes or ()
         self._rows_bytes += context.kept_bytes

@@ -13,9 +13,10 @@ from functools import partial
 from types import FrameType
 from typing import Any, Final, NamedTuple, Protocol, TextIO
 
+from kclrun.methods import check_returned, is_asynchronous
 from kclrun.model.policies import Concurrency
 from kclrun.model.record import Record
-from kclrun.processor import RecordContext, RecordProcessor, check_returned, is_asynchronous
+from kclrun.processor import RecordContext, RecordProcessor
 
 PROCESS_RECORD: Final = "process_record"
 # `close` waits this long for the cancelled tasks of an event loop; tasks that still run then do not

@@ -1,4 +1,4 @@
-"""How a lease leaves its process: its shard ends [P12, P13], it is given away in good order
+"""How a lease leaves its process: its shard ends [P12, P13, I3], it is given away in good order
 [P16, P17, R8], or it is lost [P19].
 
 Must not know: when user code is idle; `state_machine.py` decides that. A lost lease never writes as

@@ -360,7 +360,7 @@ def held_bytes(key: str, name: str, value: bytes | None, before: bytes | None) -
 
 class OwnKey:
     """The entries that the call of one record may reach: those of its key, with the changes of
-    earlier records of the key, committed or not [K19]. `journal` keeps the changes of this call."""
+    earlier records of the key, committed or not. `journal` keeps the changes of this call."""
 
     def __init__(self, live: LiveEntries, key: str, journal: Journal) -> None:
         self._live = live

@@ -179,7 +179,7 @@ class ReservedEntries:
 
 
 def merged_watermark(values: list[bytes | None], ends: ExtendedSequenceNumber) -> bytes | None:
-    """The watermark of a child: that of its parent at the parent's end, of two the smaller [K16].
+    """The watermark of a child: that of its parent at the parent's end, of two the smaller.
 
     A parent without a watermark has seen no record: its timers stay pending, and it does not count.
     """

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from kclrun.errors import SettingsError
+from kclrun.methods import unused_event_time
 from kclrun.model.output import MAIN_OUTPUT, no_output
-from kclrun.processor import unused_event_time
 from kclrun.state.event_times import EventTimes
 from kclrun.state.timers import Step
 

@@ -21,12 +21,13 @@ from kclrun.calling.tracebacks import Failure, describe
 from kclrun.consuming import commands, events
 from kclrun.errors import HostFailed, RetryLater, SinkError
 from kclrun.ipc.board import boottime
+from kclrun.methods import call_method
 from kclrun.model.lease import Lease
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.processor import KeptRow, RecordProcessor, call_method
+from kclrun.processor import KeptRow, RecordProcessor
 from kclrun.protocol.reports import (
     OUTPUT,
     ProcessorFailed,

@@ -30,7 +30,7 @@ class DestinationView(msgspec.Struct, frozen=True):
     waited_until: Instant = _NEVER
 
 
-class _Wait(msgspec.Struct):
+class _Wait(msgspec.Struct, frozen=True):
     since: Instant
     tries_since: Instant | None = None  # None while it rests
 
@@ -48,15 +48,17 @@ class DestinationWaits:
     def failed(self, thread: int | None = None) -> None:
         """An attempt of this thread failed: it rests now."""
         with self._lock:
-            now = self._now()
-            self._waits.setdefault(_known(thread), _Wait(now)).tries_since = None
+            number = _known(thread)
+            known = self._waits.get(number)
+            self._waits[number] = _Wait(self._now() if known is None else known.since)
 
     def tries(self, thread: int | None = None) -> None:
         """This thread tries again."""
         with self._lock:
-            wait = self._waits.get(_known(thread))
+            number = _known(thread)
+            wait = self._waits.get(number)
             if wait is not None:
-                wait.tries_since = self._now()
+                self._waits[number] = _Wait(wait.since, self._now())
 
     def over(self, thread: int | None = None) -> None:
         """This thread waits no more: its destination answered, or was given up."""

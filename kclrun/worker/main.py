@@ -46,6 +46,7 @@ from kclrun.ipc.board import Segment, StartSpec, boottime
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
 from kclrun.ipc.ring import EventRing
 from kclrun.loading import decoded_options, load_decoding, load_function, load_processor
+from kclrun.methods import call_method, fires_timers, unused_event_time
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.output import setting_of
 from kclrun.model.policies import Concurrency, TracePolicy
@@ -59,14 +60,7 @@ from kclrun.model.wire import WireEndpoint
 from kclrun.observe.loggers import LoggerLevels
 from kclrun.observe.logs import OWN_LOGGER, EventLog, LineSink, configure_lease_logging
 from kclrun.ports import LeaseTable, LetterStore, ShardReader, ShardSubscriber, StreamAdmin
-from kclrun.processor import (
-    Context,
-    RecordProcessor,
-    Row,
-    call_method,
-    fires_timers,
-    unused_event_time,
-)
+from kclrun.processor import Context, RecordProcessor, Row
 from kclrun.protocol.reports import DEAD_LETTER, ProcessBroke, StartUnclaimed
 from kclrun.protocol.trimming import ExpiryWatch
 from kclrun.sinks.durable_files import keep_from_children

@@ -19,9 +19,10 @@ from kclrun.calling.timers import ON_TIMER, TimerCalls, TimerHost
 from kclrun.consuming import events
 from kclrun.errors import LeaseLost
 from kclrun.ipc.board import boottime
+from kclrun.methods import call_method
 from kclrun.model.sequence import IDLE_TICKS, ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.processor import RecordProcessor, call_method
+from kclrun.processor import RecordProcessor
 from kclrun.state.timers import Timer
 from kclrun.worker.delivery_queue import Batch, CheckpointCalls
 

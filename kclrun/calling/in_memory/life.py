@@ -18,17 +18,11 @@ from kclrun.calling.in_memory.states import Ledger, Timing
 from kclrun.calling.method_checks import NO_ORDER, require_fit
 from kclrun.calling.records import CallTerms
 from kclrun.errors import ProcessorError, StaleCheckpoint
+from kclrun.methods import call_method, fires_timers, refuse_deferred
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
-from kclrun.processor import (
-    Checkpointer,
-    Context,
-    RecordProcessor,
-    call_method,
-    fires_timers,
-    refuse_deferred,
-)
+from kclrun.processor import Checkpointer, Context, RecordProcessor
 from kclrun.state.event_times import EventTimes
 from kclrun.state.timers import Step, Timer
 

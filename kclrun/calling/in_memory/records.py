@@ -12,11 +12,12 @@ from kclrun.calling.records import CallTerms, RecordCalls, RecordHost, Records, 
 from kclrun.calling.runners import Call, Ended, InlineRunner, LoopRunner, MakeThread, Runner
 from kclrun.calling.tracebacks import describe
 from kclrun.errors import ProcessorError, RetryLater
+from kclrun.methods import is_asynchronous
 from kclrun.model.policies import Concurrency
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.processor import KeptRow, RecordContext, RecordProcessor, is_asynchronous
+from kclrun.processor import KeptRow, RecordContext, RecordProcessor
 from kclrun.state.keyed import Undoable
 
 

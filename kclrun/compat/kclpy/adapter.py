@@ -17,8 +17,9 @@ from kclrun.compat.kclpy.amazon_kclpy import kcl, messages
 from kclrun.compat.kclpy.amazon_kclpy.v2.processor import V1toV2Processor
 from kclrun.compat.kclpy.amazon_kclpy.v3.processor import V2toV3Processor
 from kclrun.compat.kclpy.standing_in import stand_in
+from kclrun.methods import refuse_deferred
 from kclrun.model.record import RecordBatch
-from kclrun.processor import Checkpointer, Context, RecordProcessor, refuse_deferred
+from kclrun.processor import Checkpointer, Context, RecordProcessor
 
 Make = Callable[[Mapping[str, Any]], Any]
 

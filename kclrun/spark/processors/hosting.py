@@ -34,21 +34,14 @@ from kclrun.errors import (
     StaleCheckpoint,
 )
 from kclrun.loading import decoded_options, load_decoding, load_processor
+from kclrun.methods import call_method, fires_timers, unused_event_time
 from kclrun.model.letter import Letter, LetterPlace
 from kclrun.model.output import EMITTED_OUTSIDE, MAIN_OUTPUT, no_output
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
-from kclrun.processor import (
-    Checkpointer,
-    Context,
-    KeptRow,
-    RecordProcessor,
-    call_method,
-    fires_timers,
-    unused_event_time,
-)
+from kclrun.processor import Checkpointer, Context, KeptRow, RecordProcessor
 from kclrun.spark.executor.reading import cuts
 from kclrun.spark.keyed.names import QueryPlace
 from kclrun.spark.keyed.shard_state import ShardState

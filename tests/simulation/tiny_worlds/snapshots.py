@@ -211,7 +211,6 @@ _LIFE_ITSELF = {
     "_manager_gone",
     "_is_initialized",
     "_failure",
-    "_is_saved_at_end",
     "_is_manual",
     "_saved_instant",
     "_put_off_until",

@@ -34,7 +34,7 @@ from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.state import is_own_version
 from kclrun.model.time import WallTime
-from kclrun.processor import Context, RecordContext
+from kclrun.processor import Context, RecordCall, RecordContext
 from kclrun.protocol import reports
 from kclrun.simulation.delivery_queue import SimulatedDeliveryQueue
 from kclrun.simulation.stories import RuleBroken
@@ -319,7 +319,7 @@ class RecordsQueue(SimulatedDeliveryQueue):
 
     def _begin_call(self, window: RecordWindow, number: int) -> None:
         record = window.record(number)
-        context = self._contexts[number] = RecordContext(self.process.context, record)
+        context = self._contexts[number] = RecordCall(self.process.context, record)
         begin_step(context.state[record], _number(record))
         is_storm = self._world_now() < self.process.faults_until_s
         pause_s = self._chance() * (CALL_MAX_S if is_storm else CALM_CALL_MAX_S)

@@ -360,9 +360,10 @@ def test_an_import_that_hangs_or_dies_is_reported(tmp_path, monkeypatch):
     program("raise SystemExit(9)")
     with pytest.raises(ProcessorLoadError, match=r"the import ended with exit code 9$"):
         user_code.require_user_code(configuration(LEAST, tmp_path))
-    # What the import prints is not the terminal's, and it has nothing to read.
+    # What the import prints is not the terminal's, and it has nothing to read but the options.
     program(
-        "import os, sys; print('out'); assert sys.stdin.read() == '';"
+        "import os, sys; print('out');"
+        "assert sys.stdin.buffer.read() == b'\\x81\\xa9processor\\x91\\x80';"
         "os.write(int(sys.argv[1]), b'{}\\n')"
     )
     user_code.require_user_code(configuration(LEAST, tmp_path))

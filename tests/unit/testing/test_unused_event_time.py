@@ -3,7 +3,7 @@
 import pytest
 
 from kclrun import RecordProcessor
-from kclrun.processor import unused_event_time
+from kclrun.methods import unused_event_time
 from kclrun.testing import EventTimeWarning, make_record, run_processor
 
 
