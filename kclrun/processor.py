@@ -216,9 +216,10 @@ class RecordContext(msgspec.Struct, Generic[O_co]):
 
     What it emits and changes is kept for its record until a commit covers the record.
 
-    `options`, `stream` and `shard_id` are those of the processor's own context. (A Struct: one is
-    made for each record, in half the time of a class.)
+    `options`, `stream` and `shard_id` are those of the processor's own context.
     """
+
+    # A Struct: one is made for each record, in half the time of a class.
 
     _of: Context[O_co]
     _record: Record

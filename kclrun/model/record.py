@@ -71,7 +71,7 @@ else:
 
 
 class Record(msgspec.Struct, Generic[V_co], frozen=True, gc=False):
-    """One user record, with a `value` of the type `V_co`.
+    """One user record; `Record[Order]` is one whose `value` is an Order.
 
     `data` is the payload. `approximate_arrival_timestamp` is in seconds since the epoch, as the
     service sent it. `sub_sequence_number` is the index inside a KPL aggregate, else 0.
