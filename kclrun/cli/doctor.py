@@ -30,12 +30,13 @@ from kclrun.cli.config_options import (
     yes_option,
 )
 from kclrun.cli.messages import echo, naming_table
+from kclrun.cli.one_by_one import OneByOne
 from kclrun.cli.services import Aws, OpenStream, fleet_aws, open_streams
 from kclrun.cli.tables import most_on_terminal
 from kclrun.cli.waiting import waiting_for
 from kclrun.config.kcl import kcl_application
 from kclrun.config.units import parse_start
-from kclrun.errors import AccessDenied, InvalidRequest, SettingsError
+from kclrun.errors import AccessDenied, InvalidRequest, NotFound, SettingsError
 from kclrun.leases.doctor.diagnosis import diagnose, is_healthy
 from kclrun.leases.doctor.findings import (
     Circumstances,
@@ -48,7 +49,13 @@ from kclrun.leases.doctor.findings import (
 )
 from kclrun.leases.shard_sync import Listing
 from kclrun.model.lease import KCL3_MODE_KEY, Lease, Owner
-from kclrun.model.stream import StreamKey, called, qualified_shards
+from kclrun.model.stream import (
+    StreamKey,
+    called,
+    qualified_shards,
+    stream_name_of,
+    stream_of,
+)
 from kclrun.model.table import table_name_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.ports import LeaseTable
@@ -57,27 +64,40 @@ from kclrun.sinks.durable_files import sync, sync_folder, write_at
 
 
 class Examination(msgspec.Struct, frozen=True):
-    """The findings; `items` are all rows as read by the second scan, at `seen_at`."""
+    """The findings; `items` are all rows as read by the second scan, at `seen_at`. The rows of the
+    streams `left_out` were not examined: they are not there any more."""
 
     findings: tuple[Finding, ...]
     items: tuple[Item, ...]
     seen_at: WallTime
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def is_healthy(self) -> bool:
+        return is_healthy(self.findings) and not self.left_out
 
 
-def examine(aws: Aws) -> Examination:
-    """Scan, wait, scan again, and diagnose.
+def examine(aws: Aws, others: OneByOne) -> Examination:
+    """Scan, wait, scan again, and diagnose. `others` gets one of several streams that is gone.
 
     Raises: NotFound for a missing stream or table; another ServiceError leaf.
     """
-    streams = open_streams(aws)
-    first, _ = _look(aws, streams)
+    left_out: list[str] = []
+
+    def leave_out(name: str, error: NotFound) -> None:
+        left_out.append(name)
+        others.missing(name, error)
+
+    streams = open_streams(aws, on_missing=leave_out)
+    first, _ = _look(aws, streams, left_out)
     began = time.monotonic()
     wait_s = watch_s(first.leases, float(aws.settings.leases.failover))
     echo(f"Watching the counters for {wait_s:g} s …", err=True)
     time.sleep(wait_s)
-    second, items = _look(aws, streams)
+    second, items = _look(aws, streams, left_out)
     circumstances = circumstances_of(aws, streams, time.monotonic() - began)
-    return Examination(diagnose(first, second, circumstances), items, circumstances.now)
+    findings = diagnose(first, second, circumstances)
+    return Examination(findings, items, circumstances.now, tuple(left_out))
 
 
 def circumstances_of(
@@ -123,10 +143,23 @@ def refuse_native(aws: Aws) -> None:
     refuse_kcl3(aws.control.dynamodb_reads(), settings.table, kcl_application(settings))
 
 
-def _look(aws: Aws, streams: Mapping[StreamKey, OpenStream]) -> tuple[Look, tuple[Item, ...]]:
+def _look(
+    aws: Aws, streams: Mapping[StreamKey, OpenStream], left_out: Collection[str]
+) -> tuple[Look, tuple[Item, ...]]:
     with naming_table(aws.settings.table), waiting_for(aws.called_table):
         items = tuple(item for page in aws.table.items() for item in page)
-    return with_surroundings(look_of(items, {}), aws, streams), items
+    look = look_of(items, {})
+    if left_out:
+        look = msgspec.structs.replace(
+            look,
+            leases=tuple(lease for lease in look.leases if _stream(lease.key) not in left_out),
+            broken={key: why for key, why in look.broken.items() if _stream(key) not in left_out},
+        )
+    return with_surroundings(look, aws, streams), items
+
+
+def _stream(key: str) -> str:
+    return stream_name_of(stream_of(key))
 
 
 def with_surroundings(look: Look, aws: Aws, streams: Mapping[StreamKey, OpenStream]) -> Look:
@@ -167,6 +200,9 @@ def print_findings(examined: Examination) -> None:
     """Print a paragraph for each finding, or that there are no findings."""
     for finding in examined.findings:
         _print(finding)
+    if is_healthy(examined.findings) and examined.left_out:
+        echo(f"No findings but for the rows of {', '.join(examined.left_out)}: not examined.")
+        return
     if is_healthy(examined.findings):
         echo(f"The lease table is healthy: {len(examined.items)} rows.")
         return
@@ -211,7 +247,7 @@ def print_json(
     """Print one object. `left` has the findings after the repairs, null without repairs."""
     last = after or examined
     plain = {
-        "healthy": is_healthy(last.findings),
+        "healthy": last.is_healthy,
         "findings": [_plain(finding) for finding in examined.findings],
         "backup": None if backup is None else str(backup),
         "mended": [
@@ -388,11 +424,13 @@ def doctor(
         raise click.UsageError("--backup goes with --yes: without it nothing is changed.")
     if backup is not None and os.path.exists(backup):  # noqa: PTH110 - raises nothing
         raise click.UsageError(f"--backup {backup} is there already; it is not overwritten.")
-    aws = fleet_aws(config)
-    examined = examine(aws)
+    aws, others = fleet_aws(config), OneByOne("doctor")
+    examined = examine(aws, others)
     if not yes or not to_repair(examined.findings, accepted):
-        return _print_examination(examined, as_json=as_json)
-    return _repaired(aws, examined, accepted, backup, as_json=as_json)
+        code = _print_examination(examined, as_json=as_json)
+    else:
+        code = _repaired(aws, examined, accepted, backup, as_json=as_json)
+    return others.code or code
 
 
 def _refuse_unknown(accepted: Sequence[str]) -> None:
@@ -432,7 +470,7 @@ def _repaired(
     if not as_json:
         print_repaired(repaired)
         echo("Looking again.")
-    after = examine(aws)
+    after = examine(aws, OneByOne("doctor"))
     if as_json:
         print_json(examined, repaired=repaired, backup=place, after=after)
     else:

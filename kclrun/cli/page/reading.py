@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +19,7 @@ from kclrun.cli.lag import lag_lines
 from kclrun.cli.messages import naming_table
 from kclrun.cli.services import OpenStream, open_streams
 from kclrun.cli.waiting import waiting_for
-from kclrun.errors import KclrunError, NothingListens
+from kclrun.errors import KclrunError, NotFound, NothingListens
 from kclrun.leases.doctor.diagnosis import diagnose
 from kclrun.leases.doctor.findings import Look, watch_s
 from kclrun.leases.table_view import Observation
@@ -65,6 +65,7 @@ class FleetReader:
         self._history = LagHistory()
         self._earlier: _Looked | None = None
         self._streams: tuple[Mapping[StreamKey, OpenStream], float] | None = None
+        self._missing: Sequence[NotFound] = ()
         self._refusal: NothingListens | None = None
         self._is_closed = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -126,6 +127,7 @@ class FleetReader:
         if earlier is not None and now - earlier.at < watch_s(earlier.look.leases, failover_s):
             return
         streams = self._open_streams()
+        self._require_all()
         look = with_surroundings(look, self._aws, streams)
         self._earlier = _Looked(look, now)
         shards = {
@@ -153,16 +155,23 @@ class FleetReader:
             }
             self._history.add({key: line.behind_s for key, line in lags.items()})
             self._update(lags=lags, history=self._history.look(), lags_at=WallTime(time.time()))
+            self._require_all()
 
     def _open_streams(self) -> Mapping[StreamKey, OpenStream]:
         now = time.monotonic()
         with self._lock:
             known = self._streams
         if known is None or now - known[1] > _DESCRIBED_FOR_S:
-            known = open_streams(self._aws), now
+            missing: list[NotFound] = []
+            known = open_streams(self._aws, on_missing=lambda _, why: missing.append(why)), now
             with self._lock:
-                self._streams = known
+                self._streams, self._missing = known, missing
         return known[0]
+
+    def _require_all(self) -> None:
+        """Raises: NotFound for one of several streams that is gone."""
+        if self._missing:
+            raise self._missing[0]
 
     def _update(self, **fields: Any) -> None:
         with self._lock:

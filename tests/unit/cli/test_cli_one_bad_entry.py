@@ -10,6 +10,7 @@ import pytest
 
 from kclrun.aws.fan_out import Consumer
 from kclrun.cli.migrate import spark
+from kclrun.cli.page.reading import FleetReader
 from kclrun.errors import AccessDenied
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
@@ -224,6 +225,26 @@ def test_of_several_streams_the_one_that_is_gone_is_named_and_the_others_are_mea
     assert code == 66
     assert {line.partition(":")[0] for line in said[1:-1]} >= {"orders", "audits"}
     assert any("gone" in line for line in reported)
+
+
+def test_the_leases_of_the_others_are_examined_and_the_table_is_not_called_healthy(several, call):
+    code, said, reported = call("doctor")
+
+    assert code == 66
+    assert not any("healthy" in line or "123456789012:gone" in line for line in said)
+    assert any("gone" in line for line in reported)
+    code, said, _ = call("doctor --json")
+    assert (code, json.loads("\n".join(said))["healthy"]) == (66, False)
+
+
+def test_the_page_measures_the_lag_of_the_others_and_says_which_stream_is_gone(several):
+    reader = FleetReader(several.aws(several.settings()), every_s=1.0)
+
+    reader.read_lags()
+
+    look = reader.look()
+    assert {line.partition(":")[0] for line in look.lags} != set()
+    assert ["gone" in problem.message for problem in look.problems] == [True]
 
 
 def test_the_consumers_of_the_others_are_listed_and_removed(several, call):
