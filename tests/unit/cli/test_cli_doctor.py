@@ -389,7 +389,7 @@ def look(elsewhere: object, *items: object) -> verb.Look:
         table=SimpleNamespace(items=lambda: iter([items])),
         coordinator=SimpleNamespace(mode=mode),
     )
-    return verb._look(aws, {})[0]
+    return verb._look(aws, {}, ())[0]
 
 
 def test_the_mode_of_an_early_kcl_3_fleet_is_seen_where_it_keeps_it():
