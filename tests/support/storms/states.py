@@ -21,7 +21,7 @@ import msgspec
 
 import kclrun.worker.outputs
 from kclrun.calling.concurrency import RecordWindow, Settled
-from kclrun.calling.failures import Halt, LetGo
+from kclrun.calling.failures import Breaker, Halt, LetGo
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.consuming import commands, events
 from kclrun.consuming.policy import LifePolicy
@@ -252,13 +252,15 @@ class RecordsQueue(SimulatedDeliveryQueue):
 
     process: ProcessWithState
     _window: RecordWindow | None = None
+    _record_breaker: Breaker | None = None
     _is_advancing = _is_due = False
 
     def _attempt(self, batch: Any, _: Any) -> None:
         first, last = batch.given
         self._observer.batch_begun(self._reader, first, last)
         policy = ErrorPolicy(1, 0.2, then="skip")
-        window = self._window = RecordWindow(Concurrency(AT_ONCE), policy, self._breaker)
+        breaker = self._record_breaker = self._record_breaker or Breaker(policy.limit)
+        window = self._window = RecordWindow(Concurrency(AT_ONCE), policy, breaker)
         keys = keys_in(self.process.hash_range)
         window.admit(
             [Record(b"", key_of(keys, each), str(each)) for each in range(first, last + 1)]
