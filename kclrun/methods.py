@@ -62,8 +62,8 @@ def call_method(processor: RecordProcessor, method: str, *arguments: object) -> 
 
 
 def check_returned(method: str, result: object) -> None:
-    """What a method returned that should return nothing. A value is no harm: a warning says once a
-    process that it is dropped.
+    """Check the result of a method that should return None. A value does no harm: it is dropped,
+    and one warning in a process says so.
 
     Raises: ProcessorLoadError for a coroutine or a generator, work that has not begun; calling
     the method again would not change that.

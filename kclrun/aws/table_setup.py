@@ -246,7 +246,10 @@ def ensure_table(
         if report is not None and report.is_for_a_person:
             require_usable(report)
         if clock() >= deadline:
-            require_usable(report or TableReport(name, statuses.CREATING, True, False), timeout_s)  # noqa: FBT003
+            require_usable(
+                report or TableReport(name, statuses.CREATING, created=True, has_owner_index=False),
+                timeout_s,
+            )
         wait(_POLL_S)
         was_deleting = report is not None and report.status == statuses.DELETING
         report = inspect_table(reads, name)

@@ -239,7 +239,7 @@ def _without_marks(value: Any) -> Any:
 
 def _instead(annotation: Any, choices: Sequence[Any], value: Any) -> str:
     """`; what to write in place of this text`, where the setting knows."""
-    metas = [meta for each in (annotation, *choices) for meta in _metas(each)]
+    metas = [meta for one in (annotation, *choices) for meta in _metas(one)]
     known = [(meta.extra or {}).get("instead", {}) for meta in metas]
     words = [
         words
@@ -253,7 +253,7 @@ def _instead(annotation: Any, choices: Sequence[Any], value: Any) -> str:
 def describe(annotation: Any) -> str:
     """The accepted values of a setting, in words: `a whole number from 1 to 1024`."""
     choices = members(annotation)
-    metas = [meta for each in (annotation, *choices) for meta in _metas(each)]
+    metas = [meta for one in (annotation, *choices) for meta in _metas(one)]
     kinds = [_kind(plain_type(choice)) for choice in choices]
     return ", or ".join(kinds) + _bounds(metas)
 

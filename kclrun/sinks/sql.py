@@ -154,7 +154,7 @@ class SqlOutput:
         return self._confirmed
 
     def is_tried_with(self, other: Output) -> bool:
-        """As `TryingOutput`: a foreign key, or an index of the same table."""
+        """Whether both write to one database: a foreign key, or an index of the same table."""
         here = str(self._engine.url)
         return isinstance(other, SqlOutput) and str(other._engine.url) == here  # noqa: SLF001
 
@@ -163,7 +163,7 @@ class SqlOutput:
         rows: Sequence[sql_tables.Encoded],
         before: Sequence[tuple[Output, Sequence[sql_tables.Encoded]]],
     ) -> None:
-        """As `TryingOutput`. Rows that other outputs get in the same database are tried, too: a
+        """Try the rows. Those that other outputs get in the same database are tried, too: a
         foreign key may need them."""
         others = [
             (output, given)

@@ -279,13 +279,13 @@ class DynamoDbOutput:
             raise TypeError(f"{what} takes 1 to {most:,} bytes")
 
     def is_tried_with(self, other: Output) -> bool:  # noqa: ARG002 - of the port
-        """As `TryingOutput`: items do not depend on each other."""
+        """False: items do not depend on each other."""
         return False
 
     def try_rows(
         self, rows: Sequence[Encoded], before: Sequence[tuple[Output, Sequence[Encoded]]]
     ) -> None:
-        """As `TryingOutput`: each item alone, with a condition that cannot hold. DynamoDB checks
+        """Try each item alone, with a condition that cannot hold. DynamoDB checks
         the item before it looks at the condition."""
         del before
         for failure in self._pool.map(self._tried, [row[1] for row in rows]):

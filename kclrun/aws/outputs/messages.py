@@ -183,7 +183,7 @@ class DeliveryStreamSender(_Sender):
         self._remark = ""
 
     def look(self) -> None:
-        """As `MessageSender.look`.
+        """Look whether the delivery stream can take records.
 
         Raises: InvalidRequest too, if the stream reads another stream: it takes no other records;
         and for a status that a person has to end.

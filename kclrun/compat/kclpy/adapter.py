@@ -73,7 +73,7 @@ class KclpyProcessor(RecordProcessor):
         ).dispatch(_translated(checkpointer), self._processor)
 
     def shard_ended(self, checkpointer: Checkpointer) -> None:
-        """As `shard_ended`, or `shutdown` for TERMINATE: the processor has to checkpoint.
+        """Call `shard_ended`, or `shutdown` with TERMINATE: the processor has to checkpoint.
 
         The KCL calls it again and again until it does. Raises: HaltShard if it returned without.
         """
