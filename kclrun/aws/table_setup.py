@@ -246,10 +246,8 @@ def ensure_table(
         if report is not None and report.is_for_a_person:
             require_usable(report)
         if clock() >= deadline:
-            require_usable(
-                report or TableReport(name, statuses.CREATING, created=True, has_owner_index=False),
-                timeout_s,
-            )
+            unseen = TableReport(name, statuses.CREATING, created=True, has_owner_index=False)
+            require_usable(report or unseen, timeout_s)
         wait(_POLL_S)
         was_deleting = report is not None and report.status == statuses.DELETING
         report = inspect_table(reads, name)

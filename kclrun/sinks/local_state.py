@@ -332,10 +332,13 @@ class LocalEntries:
         return SinkError(message)
 
     def _connected(self, file: Path, share: float = _PAGES_SHARE) -> sqlite3.Connection:
-        connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
-        self._limit_pages(connection, share)
-        # The file survives the end of the process; after a reboot it is not used.
-        connection.execute("PRAGMA synchronous = OFF")
+        with contextlib.ExitStack() as kept_open:
+            connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+            kept_open.callback(connection.close)
+            self._limit_pages(connection, share)
+            # The file survives the end of the process; after a reboot it is not used.
+            connection.execute("PRAGMA synchronous = OFF")
+            kept_open.pop_all()
         return connection
 
     def _limit_pages(self, connection: sqlite3.Connection, share: float) -> None:

@@ -365,7 +365,7 @@ def test_runs_pytest():
 
 def test_an_interrupt_arrives():
     started = subprocess.Popen(
-        [sys.executable, "-c", "print(1, flush=True); import time; time.sleep(600)"],
+        [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )

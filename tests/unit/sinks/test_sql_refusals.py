@@ -1,5 +1,7 @@
 """Which errors of a database refuse a row for its values: such a row goes to `on_error`."""
 
+import contextlib
+
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -73,7 +75,10 @@ def test_the_class_of_a_state_of_postgresql_says_whether_values_are_at_fault(
 def test_an_output_finds_the_table_that_another_machine_made_meanwhile():
     place = OutputPlace(name="output", sql="sqlite://", table="rows", creates_table=True)
     schema = RowSchema.parse("id: string")
-    with sa.create_engine("sqlite://").begin() as connection:
+    engine = sa.create_engine("sqlite://")
+    with contextlib.ExitStack() as stack:
+        stack.callback(engine.dispose)
+        connection = stack.enter_context(engine.begin())
         for _ in range(2):
             create_target(connection, place, schema)
 
