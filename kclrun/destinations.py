@@ -1,7 +1,7 @@
 """Opens the destinations of outputs, dead letters and state, and the schema registry.
 
 Only this module knows which class writes where, for the fleet, for Spark and for the verbs. It is
-above `aws` and `sinks`, which do not know each other, and has a class of each. What it opens is
+above `aws` and `outputs`, which do not know each other, and has a class of each. What it opens is
 imported when it is opened: a lease process loads botocore, SQLAlchemy or pyarrow only if an output
 of its settings needs it. Nothing is sent.
 """
@@ -39,12 +39,12 @@ def open_output(
     """
     assert not place.grows, "a file that grows is an EmittedRows"
     if place.path is not None:
-        from kclrun.sinks.rolled_files import open_rolled_files
+        from kclrun.outputs.rolled_files import open_rolled_files
 
         return open_rolled_files(place, of)
     if place.sql is not None:
         with _extra("sql", place):
-            from kclrun.sinks.sql import SqlOutput
+            from kclrun.outputs.sql import SqlOutput
 
         return SqlOutput(place, of)
     if place.s3 is not None:
@@ -56,7 +56,7 @@ def open_output(
     if place.kinesis is not None:
         return _kinesis_output(place, of, kinesis, credentials)
     from kclrun.aws.outputs.messages import open_sender
-    from kclrun.sinks.message_output import MessageOutput
+    from kclrun.outputs.message_output import MessageOutput
 
     return MessageOutput(place, of, open_sender(place, kinesis.region, credentials))
 
@@ -69,8 +69,8 @@ def _object_output(
     kept: dict[str | None, Any] | None,
 ) -> Output:
     from kclrun.aws.outputs.s3 import open_object_rolls
-    from kclrun.sinks.rolls import RolledOutput
-    from kclrun.sinks.row_files import row_format
+    from kclrun.outputs.rolls import RolledOutput
+    from kclrun.outputs.row_files import row_format
 
     form = row_format(place.format, place.schema)
     named = (form.suffix, form.content_type)
@@ -87,7 +87,7 @@ def _kinesis_output(
     from kclrun.aws.kinesis import WireStreamAdmin
     from kclrun.aws.put_records import WirePutter
     from kclrun.aws.wire import WireClient
-    from kclrun.sinks.kinesis_output import KinesisOutput
+    from kclrun.outputs.kinesis_output import KinesisOutput
 
     assert place.kinesis is not None, "the settings name a stream"
     client = WireClient(kinesis, credentials, service="kinesis")
@@ -106,7 +106,7 @@ def open_letters(
     """The dead letters at `place`; sends nothing. `kinesis` is the endpoint of the application: the
     other services are used in its region. `read_max`: see `LetterStream`."""
     if place.path is not None:
-        from kclrun.sinks.dead_letters import LetterFolder
+        from kclrun.outputs.dead_letters import LetterFolder
 
         return LetterFolder(Path(place.path))
     from kclrun.aws.dead_letters import open_aws_letters
@@ -137,7 +137,7 @@ def open_claims(
     """The same store where several writers may want one name, as on Spark; sends nothing. Raises:
     SettingsError for a table, whose items are written by one owner."""
     if place.path is not None:
-        from kclrun.sinks.state_files import StateFiles
+        from kclrun.outputs.state_files import StateFiles
 
         return StateFiles(Path(place.path), folder)
     if place.dynamodb is not None:
@@ -166,7 +166,7 @@ def open_kept(
     Raises: SinkError."""
     if place.local is None:
         return MemoryEntries()
-    from kclrun.sinks.local_state import LocalEntries, sweep
+    from kclrun.outputs.local_state import LocalEntries, sweep
 
     local = Path(place.local) / folder
     sweep(local, place.retain_s)

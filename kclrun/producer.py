@@ -1,7 +1,7 @@
 """`kclrun.Producer`: puts records into a stream from any Python program.
 
-The composition of the producer that the sinks use (`sinks/kinesis_producer.py`) with the clients
-of `aws/`. `import kclrun` does not load this module; the first use of the name does.
+The composition of the producer that the outputs use (`producing/kinesis_producer.py`) with the
+clients of `aws/`. `import kclrun` does not load this module; the first use of the name does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kclrun.model.quotas import RECORD_BYTES_DEFAULT
 from kclrun.model.record import PutEntry
 from kclrun.model.stream import region_of
 from kclrun.ports import record_limit
-from kclrun.sinks.flow_control import ProducerSettings
-from kclrun.sinks.kinesis_producer import KinesisProducer
+from kclrun.producing.flow_control import ProducerSettings
+from kclrun.producing.kinesis_producer import KinesisProducer
 
 
 class Producer:

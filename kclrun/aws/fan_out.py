@@ -2,7 +2,7 @@
 
 Implements `ports.ShardSubscriber`. A subscription is one SubscribeToShard request over HTTP/1.1,
 whose answer is an event stream of up to five minutes. The live service accepts that, although its
-guide speaks of HTTP/2: boto3 does the same. `consuming/subscribing.py` decides when to subscribe;
+guide speaks of HTTP/2: boto3 does the same. `model/subscribing.py` decides when to subscribe;
 `FanOut` does it, for one shard, in a lease process and in Spark's driver.
 """
 
@@ -24,12 +24,12 @@ from kclrun.aws.kinesis import Page, all_pages
 from kclrun.aws.wire import WireClient, call_json
 from kclrun.codec.event_stream import MalformedEventStream, Message, MessageDecoder
 from kclrun.codec.get_records import decode_subscription_event
-from kclrun.consuming.subscribing import SILENCE_MAX_S, SubscriptionPlan, is_lasting
 from kclrun.model import statuses
 from kclrun.model.quotas import CONSUMERS_ADVANTAGE, CONSUMERS_CREATING_MAX, CONSUMERS_DEFAULT
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import StartPoint
 from kclrun.model.stream import arn_difference
+from kclrun.model.subscribing import SILENCE_MAX_S, SubscriptionPlan, is_lasting
 from kclrun.model.time import Instant, WallTime
 from kclrun.ports import Outage, ShardSubscriber, StreamSummary, Subscription
 

@@ -1,7 +1,7 @@
 """Reading a stream over the signed wire client: iterators, records, listings.
 
 Implements `ports.ShardReader` and `ports.StreamAdmin` for lease processes, without botocore. The
-core (`consuming/`) decides which iterator is used and when, and what an empty answer means. One
+core (`lease/`) decides which iterator is used and when, and what an empty answer means. One
 call is one request. A listing is complete or an error.
 """
 

@@ -12,14 +12,14 @@ from typing import Final, Protocol
 
 import msgspec
 
-from kclrun.consuming.commands import (
+from kclrun.errors import ConfigError, HaltShard, OutputLocked, is_host_shortage
+from kclrun.lease.commands import (
     AllowDelivery,
     CallInitialize,
     CallLeaseLost,
     CallShardEnded,
     CallShutdownRequested,
 )
-from kclrun.errors import ConfigError, HaltShard, OutputLocked, is_host_shortage
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import DOUBLINGS_MAX, Instant, backoff_s

@@ -37,16 +37,6 @@ from kclrun.cli.waiting import waiting_for
 from kclrun.config.kcl import kcl_application
 from kclrun.config.units import parse_start
 from kclrun.errors import AccessDenied, InvalidRequest, NotFound, SettingsError
-from kclrun.leases.doctor.diagnosis import diagnose, is_healthy
-from kclrun.leases.doctor.findings import (
-    Circumstances,
-    Finding,
-    Kind,
-    Look,
-    RepairingChange,
-    StreamFacts,
-    watch_s,
-)
 from kclrun.leases.shard_sync import Listing
 from kclrun.model.lease import KCL3_MODE_KEY, Lease, Owner
 from kclrun.model.stream import (
@@ -58,9 +48,19 @@ from kclrun.model.stream import (
 )
 from kclrun.model.table import table_name_of
 from kclrun.model.time import Instant, WallTime
+from kclrun.operating.doctor.diagnosis import diagnose, is_healthy
+from kclrun.operating.doctor.findings import (
+    Circumstances,
+    Finding,
+    Kind,
+    Look,
+    RepairingChange,
+    StreamFacts,
+    watch_s,
+)
+from kclrun.outputs.durable_files import sync, sync_folder, write_at
 from kclrun.ports import LeaseTable
 from kclrun.protocol import writes
-from kclrun.sinks.durable_files import sync, sync_folder, write_at
 
 
 class Examination(msgspec.Struct, frozen=True):

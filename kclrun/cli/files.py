@@ -16,8 +16,8 @@ from kclrun.cli.messages import echo
 from kclrun.config.outputs import named_outputs
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
-from kclrun.sinks.roll_chains import ADVICE, RollFile, count_rolls, findings_of
-from kclrun.sinks.rolled_files import rolls_below
+from kclrun.outputs.roll_chains import ADVICE, RollFile, count_rolls, findings_of
+from kclrun.outputs.rolled_files import rolls_below
 
 
 @click.group(name="files", cls=ConfigGroup)

@@ -26,8 +26,17 @@ from kclrun.cli.tables import print_table
 from kclrun.cli.times import DURATION
 from kclrun.codec.kpl import drop_until, open_aggregates
 from kclrun.config.units import Duration, StartPosition, parse_start
-from kclrun.consuming.policy import first_start
-from kclrun.leases.summaries import (
+from kclrun.lease.policy import first_start
+from kclrun.model.lease import Lease
+from kclrun.model.reading import FetchedPage, PageCursor
+from kclrun.model.record import IteratorType, Record, StartPoint
+from kclrun.model.retries import PASSING, Retries, repeated
+from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import Shard, ShardGraph
+from kclrun.model.stream import StreamKey, called, qualified_shards, shard_id_of, stream_of
+from kclrun.model.text import some_of
+from kclrun.model.time import WallTime
+from kclrun.operating.summaries import (
     Lag,
     LagSummary,
     lag_line,
@@ -38,15 +47,6 @@ from kclrun.leases.summaries import (
     waiting_for,
     worst,
 )
-from kclrun.model.lease import Lease
-from kclrun.model.reading import FetchedPage, PageCursor
-from kclrun.model.record import IteratorType, Record, StartPoint
-from kclrun.model.retries import PASSING, Retries, repeated
-from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.shard import Shard, ShardGraph
-from kclrun.model.stream import StreamKey, called, qualified_shards, shard_id_of, stream_of
-from kclrun.model.text import some_of
-from kclrun.model.time import WallTime
 from kclrun.ports import ShardReader, next_page
 
 if TYPE_CHECKING:

@@ -60,8 +60,8 @@ from kclrun.model.time import WallTime
 from kclrun.model.wire import WireEndpoint
 from kclrun.observe.emf import EmfOutlet
 from kclrun.observe.logs import LineSink
+from kclrun.outputs.rolled_files import open_rolled_files
 from kclrun.ports import LetterStore, MetricOutlet, ShardReader, StreamAdmin, StreamSummary
-from kclrun.sinks.rolled_files import open_rolled_files
 
 if TYPE_CHECKING:
     from kclrun.aws.outputs.story_objects import StoryObjects

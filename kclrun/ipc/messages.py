@@ -11,13 +11,13 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from kclrun.consuming.hot_keys import ShardHeat
 from kclrun.errors import MalformedFrame
 from kclrun.ipc.board import StartSpec
 from kclrun.ipc.channel import Channel, decoded
 from kclrun.model.wire import WireCredentials
 from kclrun.protocol import reports
 from kclrun.protocol.reports import AnyReport, Report
+from kclrun.traffic.hot_keys import ShardHeat
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):

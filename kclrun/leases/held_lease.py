@@ -16,7 +16,6 @@ import msgspec
 from kclrun.errors import InvariantViolation
 from kclrun.leases import events
 from kclrun.leases.commands import Command, Note
-from kclrun.leases.summaries import pause_words
 from kclrun.leases.table_view import is_unowned
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.time import Instant, WallTime
@@ -327,7 +326,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
         if self.row is not None and self.row.halt is not None:
             return self.row.halt.reason
         paused = self.row.pause if self.row is not None and self.state is State.PAUSED else None
-        return pause_words(paused) if paused is not None else ""
+        return paused.in_words() if paused is not None else ""
 
     @property
     def known_to_wait_since(self) -> WallTime | None:
@@ -496,7 +495,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
         was, pause = self.state, self.row.pause if self.row is not None else None
         self.step(step)
         if pause is not None and self.state is State.PAUSED:
-            return [self.note("lease_paused", "warning", reason=pause_words(pause))]
+            return [self.note("lease_paused", "warning", reason=pause.in_words())]
         if was is State.PAUSED and step is Step.RESUMED:
             return [self.note("lease_resumed", reason="its pause is over")]
         return []

@@ -21,12 +21,12 @@ from kclrun.config.outputs import output_places
 from kclrun.config.schema import Settings
 from kclrun.config.state import checkpoint_every
 from kclrun.config.units import parse_listen
-from kclrun.consuming.subscribing import SILENCE_MAX_S
 from kclrun.errors import SettingsError
 from kclrun.manager.loop import Loop
 from kclrun.manager.sampling import Sampler
 from kclrun.model.record import Measurement
 from kclrun.model.stream import ONLY_STREAM
+from kclrun.model.subscribing import SILENCE_MAX_S
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.endpoint import Answer, HttpEndpoint, Query
 from kclrun.observe.health import HealthLimits, Verdict, health_body, judge

@@ -9,7 +9,6 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final
 
-from kclrun.consuming.hot_keys import ShardHeat
 from kclrun.errors import MalformedFrame
 from kclrun.ipc.board import StatusSlot, boottime
 from kclrun.ipc.channel import Channel
@@ -25,6 +24,7 @@ from kclrun.observe.logs import EventLog
 from kclrun.protocol import reports
 from kclrun.protocol.reports import CoreReport, EndReport, reason_of
 from kclrun.protocol.status import LeaseStatus, WorkerState
+from kclrun.traffic.hot_keys import ShardHeat
 
 # Kinesis keeps records for 365 days at most.
 _RETENTION_MS_MAX: Final = 366 * 86_400_000

@@ -54,8 +54,8 @@ from kclrun.model.stream import ONLY_STREAM, StreamKey, stream_key
 from kclrun.model.time import WallTime
 from kclrun.observe.logs import EventLog, LineSink, log_of
 from kclrun.observe.sample import LEASES_COMMAND
+from kclrun.outputs.durable_files import write_report
 from kclrun.ports import ShardFilter
-from kclrun.sinks.durable_files import write_report
 
 # For a live table, which is drawn anew with each sample.
 _SHOW_EVERY_S: Final = 1.0

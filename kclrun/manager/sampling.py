@@ -14,12 +14,9 @@ from typing import Final
 import msgspec
 import psutil
 
-from kclrun.consuming.hot_keys import ShardHeat
-from kclrun.consuming.hot_shards import Change, HotShards
 from kclrun.leases.held_lease import HeldLease, State
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.shard_sync import TableTotals
-from kclrun.lifecycle.scaling import Look, WorkersNeeded
 from kclrun.manager.gauge import Gauge
 from kclrun.manager.manager import Manager, ReportWriter
 from kclrun.manager.ring_reader import Child
@@ -30,6 +27,9 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.observe.metrics import FLEET_EVERY_S
 from kclrun.observe.sample import LeaseSample, ManagerSample, Outage, ShardReport
 from kclrun.protocol.status import LeaseStatus, WorkerState
+from kclrun.traffic.hot_keys import ShardHeat
+from kclrun.traffic.hot_shards import Change, HotShards
+from kclrun.traffic.scaling import Look, WorkersNeeded
 
 # Rates are averages over the last few samples, so that a reader can follow the number.
 _LOOKS_KEPT: Final = 5

@@ -11,12 +11,12 @@ from typing import Final
 
 from kclrun.config.schema import Settings
 from kclrun.config.state import checkpoint_every
-from kclrun.leases.story import LeaseWatch
 from kclrun.manager.children import LeaseProcesses
 from kclrun.manager.loop import Loop
 from kclrun.model.lease import LeaseKey, OwnerId
 from kclrun.observe.logs import EventLog
 from kclrun.observe.story import StoryOutlet, StoryRing
+from kclrun.operating.story import LeaseWatch
 
 # A look at 64 leases takes 0.4 ms: less than 0.01 % of a core. A checkpoint is late after 30 s at
 # the earliest.

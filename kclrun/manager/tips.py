@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kclrun.codec.kpl import drop_until, open_aggregates
-from kclrun.consuming.policy import first_start
 from kclrun.errors import KclrunError
+from kclrun.lease.policy import first_start
 from kclrun.leases.manager import LeaseManager
 from kclrun.manager.loop import IoPool
 from kclrun.model.lease import Lease, LeaseKey

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from kclrun.consuming.hot_shards import Heated
 from kclrun.ipc.messages import FailoverChanged
 from kclrun.lifecycle.caught_up import CaughtUp, is_at_tip
 from kclrun.manager.loop import Loop
@@ -23,6 +22,7 @@ from kclrun.model.time import Instant
 from kclrun.observe.logs import EventLog
 from kclrun.observe.sample import ManagerSample
 from kclrun.protocol.status import LeaseStatus
+from kclrun.traffic.hot_shards import Heated
 
 SampleReader = Callable[[ManagerSample], None]
 # Every 5 s. A process reports its traffic six times a window: every 10 s by default.

@@ -13,7 +13,7 @@ from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.table import beside
-from kclrun.model.time import WallTime
+from kclrun.model.time import WallTime, utc_text
 
 # The message for lost children of a trimmed shard: children that were trimmed like it.
 #
@@ -131,6 +131,14 @@ class Pause(msgspec.Struct, frozen=True):
     def stands_at(self, at: WallTime) -> bool:
         """Whether it is not over at this time of the service."""
         return not self.until or at < self.until
+
+    def in_words(self) -> str:
+        """`paused since 2026-03-01T06:00:00Z with its stream, until 2026-03-01T06:30:00Z`."""
+        end = f", until {utc_text(self.until)}" if self.until else ", until it is resumed"
+        return f"paused since {utc_text(self.paused_at)}{_COVERS[self.scope]}{end}"
+
+
+_COVERS: Final = {Scope.SHARD: "", Scope.STREAM: " with its stream", Scope.ALL: " with all others"}
 
 
 class DiedOn(msgspec.Struct, frozen=True):

@@ -10,10 +10,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from kclrun.consuming.hot_keys import ShardHeat
-from kclrun.consuming.hot_shards import HotShard
 from kclrun.observe.logs import clean_text
 from kclrun.observe.sample import LeaseSample, ManagerSample, how_to_resume, how_to_unpause
+from kclrun.traffic.hot_keys import ShardHeat
+from kclrun.traffic.hot_shards import HotShard
 
 Status = Literal["ok", "starting", "draining", "degraded", "failing"]
 

@@ -20,11 +20,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from kclrun.consuming.hot_shards import HotShard
 from kclrun.model.time import WallTime
 from kclrun.observe.health import TrafficBody, traffic_body
 from kclrun.observe.logs import Value, clean_text
 from kclrun.observe.sample import LeaseSample, ManagerSample
+from kclrun.traffic.hot_shards import HotShard
 
 PATH: Final = "/lease"
 # Of one shard; and the shards of one manager, which holds 64 leases by default. An error has at

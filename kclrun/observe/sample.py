@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from kclrun.consuming.hot_keys import ShardHeat
-from kclrun.consuming.hot_shards import HotShard
+from kclrun.traffic.hot_keys import ShardHeat
+from kclrun.traffic.hot_shards import HotShard
 
 # Used if the configuration file of the application is not known.
 LEASES_COMMAND: Final = "kclrun leases --config FILE"
@@ -106,7 +106,7 @@ class ManagerSample(msgspec.Struct, frozen=True, kw_only=True):
     """One manager at one moment: for the live table, the metrics and /health.
 
     `uptime_s` counts from its start. The totals are those of the last scan and listing; None
-    before. `needed_workers` is that of `lifecycle/scaling.py`. `leases_elsewhere` counts leases of
+    before. `needed_workers` is that of `traffic/scaling.py`. `leases_elsewhere` counts leases of
     other owners, `leases_free` leases without an owner, `ended_total` the shards that this manager
     has read to their end. `records_departed` counts the records of leases that it had and that are
     not in `leases` any more: ended, released or lost. `given_up_total` counts the dead letters and

@@ -2,7 +2,7 @@
 bucket.
 
 One manager writes; `kclrun why` reads the files of many managers. It must not know what a
-transition means (`leases/story.py`). The loop of a manager never waits here.
+transition means (`operating/story.py`). The loop of a manager never waits here.
 
 A file has a line for each entry: its CRC and JSON. A line that does not match is skipped: the last
 one of a machine that lost power may be torn.
@@ -24,10 +24,10 @@ from zlib import crc32
 
 import msgspec
 
-from kclrun.leases.story import Entry, Value, recorded
 from kclrun.model.lease import OwnerId
 from kclrun.model.time import WallTime
 from kclrun.observe.logs import RateLimit
+from kclrun.operating.story import Entry, Value, recorded
 
 # An entry has some 250 bytes. A deploy makes about ten a lease: 64 leases fill 160 KB. So the ring
 # keeps some fifty deploys, or months of a quiet fleet; in an incident in which every lease makes as

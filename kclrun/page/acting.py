@@ -1,7 +1,7 @@
 """The actions on the page: release, move, pause and resume a shard, a stream or the whole fleet,
 and redrive dead letters. Each shows its plan first.
 
-The plans come from `leases/operating.py` and from the code of `kclrun dead-letters`, as for the
+The plans come from `operating/changes.py` and from the code of `kclrun dead-letters`, as for the
 command line. Rules: a GET changes nothing. A POST needs the token in its form; a cookie does not
 count. A POST does what the plan on the page said, or shows the new plan.
 """
@@ -16,12 +16,12 @@ from typing import Final, Protocol
 import msgspec
 
 from kclrun.errors import KclrunError
-from kclrun.leases.operating import Plan, Reach, plan_move, plan_pause, plan_resume, plan_unpause
 from kclrun.model.lease import Lease, LeaseKey, Owner, OwnerId, Scope
 from kclrun.model.retries import PASSING
 from kclrun.model.stream import StreamKey, called, stream_name_of, stream_of
 from kclrun.model.time import WallTime
 from kclrun.observe.endpoint import Query
+from kclrun.operating.changes import Plan, Reach, plan_move, plan_pause, plan_resume, plan_unpause
 from kclrun.page.layout import shard_link
 from kclrun.page.markup import Html, as_title, element, joined, link
 from kclrun.page.snapshot import Snapshot

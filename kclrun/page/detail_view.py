@@ -8,18 +8,18 @@ from typing import Final, Protocol
 
 import msgspec
 
-from kclrun.consuming.hot_shards import traffic_in_words
-from kclrun.leases.story import Sentence
-from kclrun.leases.summaries import shortened, spelled
 from kclrun.model.lease import Lease, Owner
 from kclrun.model.stream import short_name
 from kclrun.model.time import WallTime
 from kclrun.observe.members import ErrorBody, LeaseDetail
+from kclrun.operating.story import Sentence
+from kclrun.operating.summaries import shortened, spelled
 from kclrun.page import layout
 from kclrun.page.acting import letter_actions
 from kclrun.page.markup import Child, Html, element, joined, short
 from kclrun.page.outputs_view import Warned
 from kclrun.page.snapshot import About
+from kclrun.traffic.hot_shards import traffic_in_words
 
 # A story that is longer fills several screens: `kclrun why SHARD --all` has the whole.
 SENTENCES_MAX: Final = 40

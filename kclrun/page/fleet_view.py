@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from kclrun.leases.doctor.findings import Finding, Gravity, Kind
-from kclrun.leases.summaries import LagSummary, soonest, spelled, with_short_positions, worst
 from kclrun.model.lease import OFFERED, Halt, Lease, Owner
+from kclrun.operating.doctor.findings import Finding, Gravity, Kind
+from kclrun.operating.summaries import LagSummary, soonest, spelled, with_short_positions, worst
 from kclrun.page.layout import facts, instant, shard_link, shard_links, state, table
 from kclrun.page.markup import Child, Html, element, joined, link, short
 from kclrun.page.snapshot import OVER, About, Row, Snapshot, is_idle, rows_of

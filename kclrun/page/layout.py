@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from kclrun.leases.summaries import on_one_line, spelled, with_short_positions
 from kclrun.model.lease import Lease
 from kclrun.model.stream import called
 from kclrun.model.time import WallTime
+from kclrun.operating.summaries import on_one_line, spelled, with_short_positions
 from kclrun.page.lag_history import LEVELS, SAMPLES_MAX, measured_every_s
 from kclrun.page.markup import Child, Html, element, joined, link, short
 from kclrun.page.snapshot import OVER, About, Problem, Row, Snapshot

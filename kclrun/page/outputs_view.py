@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
-from kclrun.leases.summaries import shortened, spelled, with_short_positions
 from kclrun.model.lease import Lease
 from kclrun.model.text import harmless
 from kclrun.model.time import WallTime
+from kclrun.operating.summaries import shortened, spelled, with_short_positions
 from kclrun.page import layout
 from kclrun.page.markup import Child, Html, element, joined, short
 from kclrun.page.snapshot import About, OutputPlace, Row, Snapshot, rows_of

@@ -7,12 +7,12 @@ from typing import Final
 
 import msgspec
 
-from kclrun.leases.finished import Finished
-from kclrun.leases.summaries import host_of, pause_words, shortened, spelled
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, Owner
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard
 from kclrun.model.stream import called
+from kclrun.operating.finished import Finished
+from kclrun.operating.summaries import host_of, shortened, spelled
 from kclrun.page import layout
 from kclrun.page.acting import kclrun_owners, letter_actions, shard_actions
 from kclrun.page.detail_view import Details, detail_body
@@ -316,7 +316,7 @@ def _pause(about: About, lease: Lease | None, snapshot: Snapshot) -> Html | None
     command = f"{about.of_shard(about.unpause_command, lease.key)} --yes"
     return element(
         "div",
-        element("p", element("strong", f"{as_title(pause_words(pause))}.")),
+        element("p", element("strong", f"{as_title(pause.in_words())}.")),
         element("p", "Its owner keeps and renews it, and reads nothing; its records expire."),
         element("p", "To go on: ", element("code", command)),
         class_="box warn",

@@ -8,14 +8,14 @@ from typing import Final
 
 import msgspec
 
-from kclrun.leases.doctor.findings import Finding
-from kclrun.leases.summaries import Lag, LagSummary, LeaseSummary, lag_line, line_of, waiting_for
 from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.shard import Shard
 from kclrun.model.stream import called
 from kclrun.model.text import escaped
 from kclrun.model.time import Instant, WallTime
+from kclrun.operating.doctor.findings import Finding
+from kclrun.operating.summaries import Lag, LagSummary, LeaseSummary, lag_line, line_of, waiting_for
 
 # How urgent a row of a list is: an operator is needed; the lease does not move; it works; it ended.
 URGENT, IDLE, WORKING, OVER = range(4)

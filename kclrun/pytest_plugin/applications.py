@@ -30,9 +30,9 @@ from kclrun.local.in_process import InProcessAws
 from kclrun.model.letter import Letter
 from kclrun.model.output import MAIN_OUTPUT
 from kclrun.model.stream import LOOPBACK_REGION
+from kclrun.outputs.dead_letters import LetterFolder
 from kclrun.processor import RecordProcessor
 from kclrun.pytest_plugin.streams import TestStream
-from kclrun.sinks.dead_letters import LetterFolder
 
 # A run that only starts, reads and ends takes two seconds; a machine busy with tests, thirty times.
 _RUN_MAX_S: Final = 120.0

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.consuming.policy import EVERY_S
+from kclrun.lease.policy import EVERY_S
 from kclrun.model.reading import FetchedPage, Replay
 from kclrun.model.time import Instant, WallTime
 

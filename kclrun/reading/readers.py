@@ -16,7 +16,7 @@ from typing import Final, Literal, Self
 import msgspec
 
 from kclrun import errors
-from kclrun.consuming.policy import Pacing
+from kclrun.lease.policy import Pacing
 from kclrun.model.reading import FetchedPage, HeadWatch, PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import ChildShard, Shard

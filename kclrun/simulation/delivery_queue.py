@@ -25,15 +25,15 @@ from kclrun.calling.delivery import (
 )
 from kclrun.calling.failures import Finished, Give, Halt, LetGo, Rest
 from kclrun.calling.tracebacks import Failure
-from kclrun.consuming import commands, events
-from kclrun.consuming.policy import EVERY_S, Pacing, batch_records_max
-from kclrun.consuming.subscribing import SubscriptionPlan
 from kclrun.errors import LeaseLost, Unavailable
+from kclrun.lease import commands, events
+from kclrun.lease.policy import EVERY_S, Pacing, batch_records_max
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard
+from kclrun.model.subscribing import SubscriptionPlan
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol.reports import ProcessorFailed
 from kclrun.protocol.trimming import ExpiryWatch
@@ -111,7 +111,7 @@ class SimulatedDeliveryQueue(StepHost):
     """A poll each idle interval brings the records that have arrived, or with `fan_out` an event at
     once; user code behaves as `user_code.py` draws. As in a lease process `calling/delivery.py`
     decides about its calls, `calling/batches.py` about the calls of a batch, and
-    `consuming/subscribing.py` about subscriptions.
+    `model/subscribing.py` about subscriptions.
 
     `post` takes events for the core. `fetch_fault` returns the error of a fetch, or None for a
     page. `chance` is for the pauses after a failed fetch. `list_shards` answers with None where it

@@ -10,8 +10,8 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from kclrun.consuming import events as worker_events
-from kclrun.consuming.events import OthersInSight
+from kclrun.lease import events as worker_events
+from kclrun.lease.events import OthersInSight
 from kclrun.leases import commands, events
 from kclrun.leases.commands import Request, ServiceRequests
 from kclrun.leases.manager import LeaseManager

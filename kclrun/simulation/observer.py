@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from kclrun.consuming.commands import ExitCause
+from kclrun.lease.commands import ExitCause
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.protocol.reports import Report
 from kclrun.protocol.writes import Outcome

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from kclrun.consuming import commands, events
-from kclrun.consuming.policy import LifePolicy
-from kclrun.consuming.state_machine import LeaseStateMachine
-from kclrun.consuming.states import WORKER_STATES
 from kclrun.errors import InvariantViolation
+from kclrun.lease import commands, events
+from kclrun.lease.policy import LifePolicy
+from kclrun.lease.state_machine import LeaseStateMachine
+from kclrun.lease.states import WORKER_STATES
 from kclrun.leases import commands as manager_commands
 from kclrun.leases.events import ProcessReported
 from kclrun.model.lease import Lease, LeaseKey, OwnerId

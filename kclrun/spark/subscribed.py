@@ -1,7 +1,7 @@
 """Reads shards at the tip by enhanced fan-out, for the planner in the driver's process.
 
 `SubscribedReader` decorates the reader that polls: polling finds the tip, and reads the records
-behind it. `aws/fan_out.py` and `consuming/subscribing.py` decide when to subscribe. This module
+behind it. `aws/fan_out.py` and `model/subscribing.py` decide when to subscribe. This module
 knows places in shards; it knows neither offsets nor batches.
 """
 

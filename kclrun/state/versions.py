@@ -33,7 +33,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     The version is the state of `shard` at `cursor`. `token` is the fencing token of the owner that
     wrote it, `attempt` counts the versions of that owner. A large snapshot is several versions:
     each but the first `is_part` and has other keys than its base. `outbox` names the object in the
-    store that holds the rows of the commit, if there are any (`sinks/outbox.py`).
+    store that holds the rows of the commit, if there are any (`outputs/outbox.py`).
     """
 
     name: str

@@ -18,9 +18,9 @@ from kclrun.calling.retry_later import RetryLaters
 from kclrun.calling.runners import PROCESS_RECORD, MakeThread
 from kclrun.calling.timer_run import Quiet, TimerRun
 from kclrun.calling.tracebacks import Failure, describe
-from kclrun.consuming import commands, events
 from kclrun.errors import HostFailed, RetryLater, SinkError
 from kclrun.ipc.board import boottime
+from kclrun.lease import commands, events
 from kclrun.methods import call_method
 from kclrun.model.lease import Lease
 from kclrun.model.policies import ErrorPolicy

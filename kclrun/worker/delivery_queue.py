@@ -26,9 +26,9 @@ from kclrun.calling.delivery import (
     Repetition,
     StartBatch,
 )
-from kclrun.consuming.commands import AllowDelivery, AnswerCheckpoint, CheckpointAnswer
-from kclrun.consuming.events import CheckpointRequested, Event
 from kclrun.errors import LeaseLost, StaleCheckpoint
+from kclrun.lease.commands import AllowDelivery, AnswerCheckpoint, CheckpointAnswer
+from kclrun.lease.events import CheckpointRequested, Event
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard

@@ -16,8 +16,7 @@ from kclrun.aws.fan_out import FanOut
 from kclrun.calling.runners import MakeThread
 from kclrun.calling.timer_run import Quiet
 from kclrun.codec.kpl import KplRange, drop_until, open_in_parts
-from kclrun.consuming.hot_keys import KeyMeter, ShardHeat
-from kclrun.consuming.policy import Pacing
+from kclrun.lease.policy import Pacing
 from kclrun.model.reading import FetchedPage, HeadWatch, PageCursor, Replay
 from kclrun.model.record import Record, StartPoint
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -27,6 +26,7 @@ from kclrun.model.time import Instant
 from kclrun.model.wire import WireEndpoint
 from kclrun.ports import Outage, ShardReader, ShardSubscriber, StreamAdmin, next_page
 from kclrun.protocol.trimming import ExpiryWatch
+from kclrun.traffic.hot_keys import KeyMeter, ShardHeat
 from kclrun.worker.delivery_queue import DeliveryQueue, Page
 from kclrun.worker.sharing import RestS, daemon_thread
 

@@ -15,9 +15,9 @@ from typing import Final
 
 from kclrun.calling.delivery import destination_pause_s
 from kclrun.calling.tracebacks import Failure
-from kclrun.consuming import events
 from kclrun.errors import LetterTooLarge, SinkError
 from kclrun.ipc.board import StartSpec
+from kclrun.lease import events
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.letter import Letter, LetterOwner, Takeover
 from kclrun.model.output import Cursor

@@ -14,11 +14,11 @@ import msgspec
 from kclrun.calling.delivery import destination_pause_s
 from kclrun.calling.runners import MakeThread
 from kclrun.codec.row_lines import encode_row
-from kclrun.consuming import events
-from kclrun.consuming.commands import CommitOutputs
 from kclrun.destinations import open_kept, open_output, open_versions
 from kclrun.errors import ServiceError, SettingsError, SinkError
 from kclrun.ipc.board import StartSpec, boottime
+from kclrun.lease import events
+from kclrun.lease.commands import CommitOutputs
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import (
     CHANGED_OUTSIDE,
@@ -34,6 +34,9 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.state import StatePlace, version_folder
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials
+from kclrun.outputs.emitted_rows import CursorRows, EmittedRows
+from kclrun.outputs.outbox import BoxedOutput, Decided
+from kclrun.outputs.state_versions import StateVersions
 from kclrun.ports import Output
 from kclrun.processor import KeptRow, Row
 from kclrun.protocol.reports import (
@@ -44,9 +47,6 @@ from kclrun.protocol.reports import (
     ProcessWarned,
     Report,
 )
-from kclrun.sinks.emitted_rows import CursorRows, EmittedRows
-from kclrun.sinks.outbox import BoxedOutput, Decided
-from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, MakeChange, Undoable
 from kclrun.worker.delivery_queue import DeliveryQueue
 from kclrun.worker.lanes import Pace

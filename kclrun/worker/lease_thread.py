@@ -19,14 +19,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
 from kclrun.calling.runners import MakeThread
-from kclrun.consuming import commands, events
-from kclrun.consuming.state_machine import LeaseStateMachine
-from kclrun.consuming.states import WORKER_STATES
 from kclrun.errors import ServiceError, SinkError
 from kclrun.ipc import messages
 from kclrun.ipc.board import StatusSlot, boottime
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
 from kclrun.ipc.ring import EventRing
+from kclrun.lease import commands, events
+from kclrun.lease.state_machine import LeaseStateMachine
+from kclrun.lease.states import WORKER_STATES
 from kclrun.model.lease import LeaseKey
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.stream import qualified_shards, stream_of

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import msgspec
 
 from kclrun.calling.runners import MakeThread
-from kclrun.consuming import events
 from kclrun.errors import ServiceError
+from kclrun.lease import events
 from kclrun.model.time import Instant
 
 Ask = Callable[[], events.Event]

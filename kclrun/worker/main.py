@@ -33,18 +33,17 @@ from kclrun.calling.timer_run import TimerRun
 from kclrun.calling.tracebacks import Failure
 from kclrun.codec.values import Decode
 from kclrun.config.observing import TRACE_CONTEXT
-from kclrun.consuming.commands import ExitCause
-from kclrun.consuming.events import ReleaseRequested, Ticked
-from kclrun.consuming.hot_keys import KeyMeter
-from kclrun.consuming.policy import LifePolicy, Pacing, batch_records_max, first_start
-from kclrun.consuming.state_machine import LeaseStateMachine
-from kclrun.consuming.states import State
 from kclrun.destinations import open_letters, open_registry
 from kclrun.errors import HostFailed, SinkError
 from kclrun.ipc import exit_codes, messages
 from kclrun.ipc.board import Segment, StartSpec, boottime
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
 from kclrun.ipc.ring import EventRing
+from kclrun.lease.commands import ExitCause
+from kclrun.lease.events import ReleaseRequested, Ticked
+from kclrun.lease.policy import LifePolicy, Pacing, batch_records_max, first_start
+from kclrun.lease.state_machine import LeaseStateMachine
+from kclrun.lease.states import State
 from kclrun.loading import decoded_options, load_decoding, load_function, load_processor
 from kclrun.methods import call_method, fires_timers, unused_event_time
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
@@ -59,12 +58,13 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireEndpoint
 from kclrun.observe.loggers import LoggerLevels
 from kclrun.observe.logs import OWN_LOGGER, EventLog, LineSink, configure_lease_logging
+from kclrun.outputs.durable_files import keep_from_children
 from kclrun.ports import LeaseTable, LetterStore, ShardReader, ShardSubscriber, StreamAdmin
 from kclrun.processor import Context, RecordProcessor, Row
 from kclrun.protocol.reports import DEAD_LETTER, ProcessBroke, StartUnclaimed
 from kclrun.protocol.trimming import ExpiryWatch
-from kclrun.sinks.durable_files import keep_from_children
 from kclrun.state.event_times import EventTimes
+from kclrun.traffic.hot_keys import KeyMeter
 from kclrun.worker import tampering
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits

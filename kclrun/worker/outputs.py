@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kclrun.calling.delivery import destination_pause_s
-from kclrun.consuming import events
-from kclrun.consuming.commands import CommitOutputs
 from kclrun.errors import LimitExceeded, RowsRefused, SettingsError, SinkError, Superseded
+from kclrun.lease import events
+from kclrun.lease.commands import CommitOutputs
 from kclrun.model.output import CHANGED_OUTSIDE, EMITTED_OUTSIDE, Cursor, naming_output
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
+from kclrun.outputs.outbox import BoxedOutput, Decided
+from kclrun.outputs.state_versions import StateVersions
 from kclrun.ports import Output
 from kclrun.processor import KeptRow, Row
-from kclrun.sinks.outbox import BoxedOutput, Decided
-from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import MakeChange, Undoable, held_bytes
 from kclrun.worker.destination_waits import OUTPUTS_THREAD, DestinationWaits
 from kclrun.worker.lanes import FREE_SHARE, Lane, Pace

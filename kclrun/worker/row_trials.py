@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from kclrun.consuming import events
 from kclrun.errors import RowsRefused, SettingsError, SinkError, Superseded
+from kclrun.lease import events
 from kclrun.model.output import RowTrial, naming_output, setting_of
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant

@@ -16,9 +16,9 @@ from kclrun.calling.delivery import RowScope
 from kclrun.calling.methods import MethodCalls
 from kclrun.calling.timer_run import Quiet, TimerRun, is_of_idle
 from kclrun.calling.timers import ON_TIMER, TimerCalls, TimerHost
-from kclrun.consuming import events
 from kclrun.errors import LeaseLost
 from kclrun.ipc.board import boottime
+from kclrun.lease import events
 from kclrun.methods import call_method
 from kclrun.model.sequence import IDLE_TICKS, ExtendedSequenceNumber
 from kclrun.model.time import Instant

@@ -1,8 +1,8 @@
 """Steps of the two cores that are traced: prepared up to the first `yield`, then taken."""
 
-from kclrun.consuming import events
+from kclrun.lease import events
 from kclrun.protocol import writes as changes
-from tests.unit.consuming.lease_driver import Driver, p
+from tests.unit.lease.lease_driver import Driver, p
 from tests.unit.leases.manager_life import ManagerLife, row
 
 

@@ -14,9 +14,9 @@ from bench.record_path import our_reader
 from bench.runtime import UNPACED
 from bench.servers import CannedServer
 from kclrun.codec.kpl import open_aggregates
-from kclrun.consuming.hot_keys import KeyMeter
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import Instant
+from kclrun.traffic.hot_keys import KeyMeter
 
 _LIMIT: Final = 10_000
 _WHOLE: Final = HashRange(0, HASH_KEY_MAX)

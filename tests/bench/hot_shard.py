@@ -23,8 +23,8 @@ from kclrun.errors import Throttled
 from kclrun.local.server import start_embedded
 from kclrun.model.record import IteratorType, PutEntry, Record, StartPoint
 from kclrun.model.shard import Shard
-from kclrun.sinks.flow_control import ProducerMetrics
-from kclrun.sinks.kinesis_producer import KinesisProducer
+from kclrun.producing.flow_control import ProducerMetrics
+from kclrun.producing.kinesis_producer import KinesisProducer
 
 HEALTHY_SHARDS: Final = 8
 # A healthy shard has a fifth of its quota to spare.

@@ -18,16 +18,16 @@ import msgspec
 from bench.figures import Figure, Sample, Target, figure, paired_ratios
 from bench.measuring import timed
 from bench.servers import CREDENTIALS, endpoint_at, stock_client
-from kclrun.consuming.commands import CommitOutputs
 from kclrun.destinations import open_kept, open_versions
 from kclrun.ipc.board import boottime
+from kclrun.lease.commands import CommitOutputs
 from kclrun.local.server import start_embedded
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import StatePlace
+from kclrun.outputs.state_versions import StateVersions
 from kclrun.ports import VersionStore
-from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, MakeChange, State
 from kclrun.state.versions import Version, encode_version, version_name
 from kclrun.worker.lease_outputs import keyed

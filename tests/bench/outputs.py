@@ -17,9 +17,9 @@ from pyarrow import parquet
 from bench.figures import Figure, NotMeasured, Target, figure, paired_ratios
 from bench.measuring import Variant, interleaved
 from bench.servers import CREDENTIALS, CannedServer, endpoint_at, stock_client
-from kclrun.consuming import events
-from kclrun.consuming.commands import CommitOutputs
 from kclrun.destinations import open_output
+from kclrun.lease import events
+from kclrun.lease.commands import CommitOutputs
 from kclrun.model.output import MAIN_OUTPUT, OutputPlace, RowsOf
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber

@@ -8,8 +8,8 @@ from typing import Final
 from bench.figures import Figure, Target, figure, paired_ratios
 from bench.measuring import interleaved, timed
 from kclrun.calling.records import CallTerms
-from kclrun.consuming import commands, events
 from kclrun.ipc.board import boottime
+from kclrun.lease import commands, events
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch

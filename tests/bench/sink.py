@@ -15,8 +15,8 @@ from kclrun.aws.operations import Operation
 from kclrun.aws.put_records import WirePutter
 from kclrun.local.server import start_embedded
 from kclrun.model.record import PutEntry
-from kclrun.sinks.flow_control import ProducerSettings
-from kclrun.sinks.kinesis_producer import KinesisProducer
+from kclrun.producing.flow_control import ProducerSettings
+from kclrun.producing.kinesis_producer import KinesisProducer
 
 _ROW: Final = "sink"
 _STREAM: Final = "bench"

@@ -16,7 +16,7 @@ from kclrun.aws.put_records import WirePutter
 from kclrun.aws.wire import WireClient
 from kclrun.local.server import start_embedded
 from kclrun.model.record import PutEntry
-from kclrun.sinks.kinesis_producer import KinesisProducer
+from kclrun.producing.kinesis_producer import KinesisProducer
 
 _ROW: Final = "spark-sink"
 _SHARDS: Final = 4

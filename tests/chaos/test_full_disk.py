@@ -25,7 +25,7 @@ _PAGE_BYTES = 4096
 # The product waits half a minute for room before it gives a lease to another machine.
 OUTPUT_WAIT_S = 6.0
 HASTY = f"""
-from kclrun.consuming import shard_end
+from kclrun.lease import shard_end
 shard_end.OUTPUT_WAIT_S = {OUTPUT_WAIT_S}
 """
 

@@ -17,8 +17,8 @@ from kclrun.model.output import OutputPlace, RowsOf
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.sinks.kinesis_output import KinesisOutput
-from kclrun.sinks.message_output import MessageOutput
+from kclrun.outputs.kinesis_output import KinesisOutput
+from kclrun.outputs.message_output import MessageOutput
 from tests.contract.output_places import FaultyClient, Place
 
 OF = RowsOf(

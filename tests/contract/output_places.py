@@ -23,9 +23,9 @@ from kclrun.errors import SettingsError, SinkError, Superseded
 from kclrun.model.output import OutputPlace, RowsOf
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials
-from kclrun.sinks.rolled_files import open_rolled_files
-from kclrun.sinks.rolls import RolledOutput
-from kclrun.sinks.row_files import row_format
+from kclrun.outputs.rolled_files import open_rolled_files
+from kclrun.outputs.rolls import RolledOutput
+from kclrun.outputs.row_files import row_format
 
 SCHEMA = "shard string NOT NULL, n long"
 NUMBERS = itertools.count()

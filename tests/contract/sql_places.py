@@ -9,8 +9,8 @@ from sqlalchemy import exc
 
 from kclrun.errors import Superseded
 from kclrun.model.output import OutputPlace
-from kclrun.sinks.sql import SqlOutput
-from kclrun.sinks.sql_tables import open_engine
+from kclrun.outputs.sql import SqlOutput
+from kclrun.outputs.sql_tables import open_engine
 from tests.contract.output_places import SCHEMA, Place
 
 

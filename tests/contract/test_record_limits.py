@@ -24,7 +24,7 @@ from kclrun.model.record import IteratorType, PutEntry, StartPoint
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.sinks.kinesis_output import KinesisOutput
+from kclrun.outputs.kinesis_output import KinesisOutput
 from tests.support.letters import letter
 
 KEYS = {"region_name": "us-east-1", "aws_access_key_id": "k", "aws_secret_access_key": "s"}

@@ -22,8 +22,8 @@ from kclrun.model.record import IteratorType, PutEntry, PutResult, Record, Start
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import RecordPutter, ShardReader, StreamAdmin
-from kclrun.sinks.flow_control import ProducerSettings
-from kclrun.sinks.kinesis_producer import KinesisProducer
+from kclrun.producing.flow_control import ProducerSettings
+from kclrun.producing.kinesis_producer import KinesisProducer
 from tests.support.stream_ports import ModelStream
 
 HIGH = str(2**128 - 1)

@@ -10,7 +10,7 @@ import pytest
 from kclrun.cli.dead_letters.user_process import LetterRefused, LetterRows
 from kclrun.errors import SinkError
 from kclrun.model.output import OutputPlace
-from kclrun.sinks.sql import SqlOutput
+from kclrun.outputs.sql import SqlOutput
 from tests.contract.dynamodb_places import Items
 from tests.contract.message_places import PLACES as MESSAGES
 from tests.contract.test_outputs import OF, PLACES, at, begun, emit, made_place, owner, persist

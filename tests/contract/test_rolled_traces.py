@@ -4,11 +4,11 @@ written. The list of all traces: docs/explanation/commits.md.
 
 import pytest
 
-from kclrun.consuming import events
-from kclrun.consuming.commands import CommitOutputs
 from kclrun.errors import Superseded
+from kclrun.lease import events
+from kclrun.lease.commands import CommitOutputs
 from kclrun.model.time import Instant
-from kclrun.sinks import rolled_files
+from kclrun.outputs import rolled_files
 from kclrun.worker.outputs import Outputs, Pace
 from tests.contract.output_places import CsvFiles, Files, Objects, ParquetObjects
 from tests.contract.sql_places import Sqlite

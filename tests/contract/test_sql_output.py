@@ -23,10 +23,10 @@ import pytest
 import sqlalchemy as sa
 
 from kclrun.errors import SettingsError, SinkError, Superseded
-from kclrun.sinks import sql
-from kclrun.sinks.sql import SqlOutput
-from kclrun.sinks.sql_refusals import meaning_of
-from kclrun.sinks.sql_tables import Shape
+from kclrun.outputs import sql
+from kclrun.outputs.sql import SqlOutput
+from kclrun.outputs.sql_refusals import meaning_of
+from kclrun.outputs.sql_tables import Shape
 from tests.patience import HUNG_S
 from tests.support.sql_owners import BEGIN, add, at, persist, place_at, row, rows_of, run_owner
 

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from kclrun.errors import RowsRefused
-from kclrun.sinks.sql import SqlOutput
+from kclrun.outputs.sql import SqlOutput
 from tests.contract.test_sql_output import Database, new_database
 from tests.support.sql_owners import BEGIN, at, place_at, rows_of
 

@@ -18,7 +18,7 @@ from kclrun.aws.wire import WireReply
 from kclrun.errors import OutcomeUnknown, ServiceError, SettingsError, SinkError
 from kclrun.model.state import StatePlace
 from kclrun.model.wire import WireEndpoint
-from kclrun.sinks.state_files import StateFiles
+from kclrun.outputs.state_files import StateFiles
 from kclrun.spark.options import Reached
 from kclrun.spark.requests import Connected
 from kclrun.state.versions import version_name

@@ -10,8 +10,8 @@ from unittest import mock
 from kclrun.calling.in_memory import life
 from kclrun.calling.records import CallTerms
 from kclrun.cli.dead_letters.user_process import LetterRows, RedriveJob, redriven
-from kclrun.consuming import commands, events
 from kclrun.errors import ProcessorError
+from kclrun.lease import commands, events
 from kclrun.model.letter import Letter
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record

@@ -3,10 +3,9 @@
 from kclrun.aws.expressions import CREATE, Texts
 from kclrun.compat.kclpy.property_table import known_properties
 from kclrun.config.convert import json_schema
-from kclrun.consuming import shard_end as loss
+from kclrun.lease import shard_end as loss
 from kclrun.leases import assignment, balancing, capacity, load, manager, policy
 from kclrun.leases import policy as pacing
-from kclrun.leases.doctor.findings import Kind
 from kclrun.leases.table_view import STEADY_AFTER_S
 from kclrun.local.operations import OPERATIONS
 from kclrun.model.lease import ASK_STALE_AFTER_S, LOAD_MEAN_S
@@ -14,6 +13,7 @@ from kclrun.observe import events
 from kclrun.observe.alarms import alarms as known_alarms
 from kclrun.observe.alarms import prometheus_rules
 from kclrun.observe.metrics import METRICS, SERIES
+from kclrun.operating.doctor.findings import Kind
 from kclrun.protocol import fence
 from kclrun.protocol.conditions import WRITES, When
 from kclrun.spark.option_table import default_texts

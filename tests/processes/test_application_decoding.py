@@ -7,7 +7,7 @@ import boto3
 import msgspec
 import pytest
 
-from kclrun.sinks.dead_letters import LetterFolder
+from kclrun.outputs.dead_letters import LetterFolder
 from tests.processes.bad_input_rig.denying import DenyingEndpoint
 from tests.processes.bad_input_rig.program import Project
 from tests.processes.ledger_rig.aws import _CLIENT, MOTO, Aws

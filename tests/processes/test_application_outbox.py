@@ -9,7 +9,7 @@ import boto3
 import msgspec
 import pytest
 
-from kclrun.sinks.state_files import StateFiles
+from kclrun.outputs.state_files import StateFiles
 from kclrun.state.chain import read_chain
 from tests.processes.ledger_rig.application import Application
 from tests.processes.ledger_rig.aws import MOTO, Aws

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from kclrun.leases.doctor.findings import Finding, Kind
-from kclrun.leases.summaries import Lag, lag_line
 from kclrun.model.lease import Halt, Load, OwnerId, Pause
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime
+from kclrun.operating.doctor.findings import Finding, Kind
+from kclrun.operating.summaries import Lag, lag_line
 from kclrun.page.lag_history import LagHistory
 from kclrun.page.snapshot import Owners
 from tests.processes.page_browser import needs_chromium

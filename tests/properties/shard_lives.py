@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kclrun.consuming.commands import ListShards, ReadRows
+from kclrun.lease.commands import ListShards, ReadRows
 from kclrun.leases.table_view import have_ended
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease
@@ -22,7 +22,7 @@ from kclrun.model.sequence import LATEST, SHARD_END, ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, Shard
 from kclrun.protocol.writes import Applied, CreateChildren, CreateLease, DeleteEnded, LeaseChange
 from tests.properties.shard_graphs import Graph
-from tests.unit.consuming.lease_driver import shard_end
+from tests.unit.lease.lease_driver import shard_end
 
 ME = "kclrun::a:1"
 # Where every shard that was begun stands until it ends.

@@ -9,8 +9,6 @@ import random
 
 import pytest
 
-from kclrun.leases.doctor.diagnosis import diagnose
-from kclrun.leases.doctor.findings import Circumstances, Gravity, Kind, Look, StreamFacts
 from kclrun.leases.shard_sync import (
     Listing,
     TrimWatch,
@@ -25,6 +23,8 @@ from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import ONLY_STREAM
+from kclrun.operating.doctor.diagnosis import diagnose
+from kclrun.operating.doctor.findings import Circumstances, Gravity, Kind, Look, StreamFacts
 from kclrun.protocol.writes import (
     Applied,
     Checkpoint,

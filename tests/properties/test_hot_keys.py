@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.codec.kpl import effective_hash_key
-from kclrun.consuming.hot_keys import Sampling, SpaceSaving, split_point
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
+from kclrun.traffic.hot_keys import Sampling, SpaceSaving, split_point
 from tests.examples import examples
 
 streams = st.lists(

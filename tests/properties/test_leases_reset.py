@@ -9,13 +9,13 @@ import json
 import msgspec
 
 from kclrun.errors import TableRefused
-from kclrun.leases.doctor.diagnosis import diagnose
-from kclrun.leases.doctor.findings import Gravity
-from kclrun.leases.positions import parse_kept, plan_positions
-from kclrun.leases.reset import ResetStart, is_written, plan_reset, position_at
-from kclrun.leases.summaries import line_of
 from kclrun.model.lease import Halt
 from kclrun.model.sequence import LATEST, TRIM_HORIZON
+from kclrun.operating.doctor.diagnosis import diagnose
+from kclrun.operating.doctor.findings import Gravity
+from kclrun.operating.positions import parse_kept, plan_positions
+from kclrun.operating.reset import ResetStart, is_written, plan_reset, position_at
+from kclrun.operating.summaries import line_of
 from kclrun.protocol.writes import ConditionFailed
 from tests.examples import seeds
 from tests.properties.test_doctor_healthy import Fleet, circumstances_of

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.consuming import events
-from kclrun.consuming.commands import CommitOutputs
+from kclrun.lease import events
+from kclrun.lease.commands import CommitOutputs
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant

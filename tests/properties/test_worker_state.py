@@ -17,18 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.codec.kpl import effective_hash_key
-from kclrun.consuming import events
-from kclrun.consuming.commands import CommitOutputs
-from kclrun.consuming.outputs import OutputCommits
-from kclrun.consuming.policy import LifePolicy
+from kclrun.lease import events
+from kclrun.lease.commands import CommitOutputs
+from kclrun.lease.outputs import OutputCommits
+from kclrun.lease.policy import LifePolicy
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import OF_PARENTS
 from kclrun.model.time import Instant
-from kclrun.sinks.local_state import LocalEntries
-from kclrun.sinks.state_versions import StateVersions
+from kclrun.outputs.local_state import LocalEntries
+from kclrun.outputs.state_versions import StateVersions
 from kclrun.state import chain
 from kclrun.state.chain import Entries, read_chain
 from kclrun.state.kept import KeptEntries, MemoryEntries

@@ -18,15 +18,15 @@ from kclrun.calling.records import CallTerms
 from kclrun.calling.runners import Ended
 from kclrun.calling.timer_run import Quiet, TimerRun
 from kclrun.codec.kpl import effective_hash_key
-from kclrun.consuming import events
-from kclrun.consuming.commands import AllowDelivery, AnswerCheckpoint, CheckpointAnswer
+from kclrun.lease import events
+from kclrun.lease.commands import AllowDelivery, AnswerCheckpoint, CheckpointAnswer
 from kclrun.model.lease import Lease
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.time import Instant, WallTime
+from kclrun.outputs.state_versions import StateVersions
 from kclrun.processor import Checkpointer, Context, RecordProcessor
-from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import Counter, LiveEntries, State
 from kclrun.state.timers import WATERMARK, Timer

@@ -9,14 +9,14 @@ import yaml
 
 from kclrun.aws.rows import encode_row
 from kclrun.cli.doctor import look_of, repair_all, to_repair
-from kclrun.leases.doctor.diagnosis import diagnose
-from kclrun.leases.doctor.findings import Circumstances, Kind, StreamFacts
 from kclrun.leases.shard_sync import Listing
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import OFFERED, Halt, Handoff, Lease, Pause, PendingCheckpoint
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import ONLY_STREAM, qualified_shards
+from kclrun.operating.doctor.diagnosis import diagnose
+from kclrun.operating.doctor.findings import Circumstances, Kind, StreamFacts
 from kclrun.protocol.writes import Applied, Renew, Take, keys_of
 from tests.support.tables import over_rows
 

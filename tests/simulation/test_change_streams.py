@@ -7,8 +7,8 @@ from functools import partial
 import msgspec
 import pytest
 
-from kclrun.consuming import events
 from kclrun.errors import InvariantViolation
+from kclrun.lease import events
 from kclrun.leases import shard_sync
 from kclrun.local import stream as kinesis
 from kclrun.model.shard import ALL_HASH_KEYS, is_of_changes

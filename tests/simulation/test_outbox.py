@@ -10,14 +10,14 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from kclrun.consuming import events
-from kclrun.consuming.commands import CommitOutputs
 from kclrun.errors import SettingsError
+from kclrun.lease import events
+from kclrun.lease.commands import CommitOutputs
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, StoredCursors, sorted_cursors
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.sinks.outbox import (
+from kclrun.outputs.outbox import (
     Box,
     BoxedOutput,
     Decided,
@@ -26,7 +26,7 @@ from kclrun.sinks.outbox import (
     pack_row,
     unpack_row,
 )
-from kclrun.sinks.state_versions import StateVersions
+from kclrun.outputs.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, State
 from kclrun.worker.outputs import Keyed, Outputs, Pace
 from tests.simulation.outbox_model import Rules, explore

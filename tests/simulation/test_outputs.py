@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from kclrun.consuming.outputs import OutputCommits
 from kclrun.errors import InvariantViolation
+from kclrun.lease.outputs import OutputCommits
 from kclrun.model.output import StoredCursors
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.errors import InvariantViolation
+from kclrun.lease.state_machine import LeaseStateMachine
 from tests.support.storms.dense import dense_storm
 from tests.support.storms.playing import play
 

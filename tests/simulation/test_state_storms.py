@@ -6,11 +6,11 @@ import functools
 
 import pytest
 
-from kclrun.consuming.outputs import OutputCommits
-from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.errors import InvariantViolation
+from kclrun.lease.outputs import OutputCommits
+from kclrun.lease.state_machine import LeaseStateMachine
+from kclrun.outputs import state_versions
 from kclrun.protocol import writes
-from kclrun.sinks import state_versions
 from kclrun.state.beginning import Empty, ParentVersions, beginning
 from kclrun.state.keyed import LiveEntries
 from kclrun.worker import outputs

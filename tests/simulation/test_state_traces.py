@@ -4,18 +4,18 @@ V- and R-numbers are those of the model; K-numbers are in docs/explanation/commi
 import msgspec
 import pytest
 
-from kclrun.consuming import events
-from kclrun.consuming.commands import CommitOutputs
-from kclrun.consuming.outputs import OutputCommits
-from kclrun.consuming.policy import LifePolicy
 from kclrun.errors import SettingsError, SinkError
+from kclrun.lease import events
+from kclrun.lease.commands import CommitOutputs
+from kclrun.lease.outputs import OutputCommits
+from kclrun.lease.policy import LifePolicy
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import OF_PARENTS
 from kclrun.model.time import Instant
-from kclrun.sinks.state_versions import StateVersions
+from kclrun.outputs.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, State
 from kclrun.worker.outputs import Keyed, Outputs, Pace
 from tests.support.memory_output import Destination, MemoryOutput

@@ -3,7 +3,7 @@
 
 import pytest
 
-from kclrun.consuming.outputs import OutputCommits
+from kclrun.lease.outputs import OutputCommits
 from kclrun.worker.outputs import Outputs
 from tests.simulation.tiny_worlds.outputs import Table, explore
 

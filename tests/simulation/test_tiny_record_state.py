@@ -7,15 +7,15 @@ import pytest
 from kclrun.calling.concurrency import RecordWindow
 from kclrun.calling.records import CallTerms, RecordCalls
 from kclrun.calling.runners import Ended, InlineRunner
-from kclrun.consuming.commands import CommitOutputs
+from kclrun.lease.commands import CommitOutputs
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import Instant, WallTime
+from kclrun.outputs.state_versions import StateVersions
 from kclrun.processor import Context, RecordProcessor
-from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.chain import read_chain
 from kclrun.state.keyed import LiveEntries
 from kclrun.worker.outputs import Keyed, Outputs

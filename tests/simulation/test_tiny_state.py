@@ -6,9 +6,9 @@ import functools
 import pytest
 
 from kclrun.calling.timer_run import TimerRun
-from kclrun.consuming.outputs import OutputCommits
-from kclrun.sinks import state_versions
-from kclrun.sinks.state_versions import StateVersions
+from kclrun.lease.outputs import OutputCommits
+from kclrun.outputs import state_versions
+from kclrun.outputs.state_versions import StateVersions
 from kclrun.state.timers import entry_of
 from tests.simulation.tiny_worlds import outputs
 from tests.simulation.tiny_worlds.keyed import StateWorld

@@ -9,7 +9,7 @@ import time
 from kclrun.errors import SettingsError, SinkError, Superseded
 from kclrun.model.output import Cursor, OutputPlace, RowsOf
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.sinks.sql import SqlOutput
+from kclrun.outputs.sql import SqlOutput
 
 BEGIN = Cursor(ExtendedSequenceNumber("TRIM_HORIZON"))
 SCHEMA = "n long NOT NULL, text string"

@@ -84,7 +84,7 @@ def test_only_one_module_chooses_the_class_of_a_destination():
         str(path.relative_to(root))
         for path in (root / "kclrun").rglob("*.py")
         if _OPENS.search(path.read_text())
-        and path.relative_to(root).parts[1] not in {"aws", "sinks"}
+        and path.relative_to(root).parts[1] not in {"aws", "outputs"}
     }
 
     assert opening - _OF_FOLDERS == {"kclrun/destinations.py"}

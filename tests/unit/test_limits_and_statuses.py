@@ -77,15 +77,26 @@ COMMON = {512, 900, 1_000, 1_024, 2_048}
 TELLING = {value for value in LIMITS.values() if value >= 400} - COMMON
 
 FACING_AWS = (
-    *("aws", "codec", "consuming", "local", "model", "pytest_plugin", "reading", "sinks"),
+    *(
+        "aws",
+        "codec",
+        "lease",
+        "traffic",
+        "local",
+        "model",
+        "pytest_plugin",
+        "reading",
+        "outputs",
+        "producing",
+    ),
     *("spark", "testing", "worker", "ports.py", "producer.py", "cli/put.py", "config"),
 )
 # Bounds of our own that have the number of a limit of AWS, each with what it bounds.
 OF_OUR_OWN = {
     ("config/schema.py", "SHARDS_MAX"): "shards of a stream on an emulator",
     ("config/yaml_reader.py", "TEXT_BYTES_MAX"): "a file of settings",
-    ("consuming/hot_shards.py", "_BEHIND_MS_MIN"): "ten seconds",
-    ("consuming/subscribing.py", "BEHIND_MS_MAX"): "ten seconds",
+    ("traffic/hot_shards.py", "_BEHIND_MS_MIN"): "ten seconds",
+    ("model/subscribing.py", "BEHIND_MS_MAX"): "ten seconds",
     ("config/schema.py", "batch_max"): "records of a batch",
     ("local/consumers.py", "EVENT_BYTES_MAX"): "an event of the emulator",
     ("local/hash_ranges.py", "_SHARE"): "a denominator",
@@ -93,10 +104,10 @@ OF_OUR_OWN = {
     ("local/iterators.py", "_MICROSECONDS"): "microseconds",
     ("local/stream.py", "SCALED_SHARDS_MAX"): "of UpdateShardCount, which only the emulator has",
     ("model/letter.py", "LETTERS_MAX"): "letters of one listing",
-    ("sinks/emitted_rows.py", "BUFFER_BYTES_MAX"): "a buffer of a file",
-    ("sinks/marks.py", "_FILE_BYTES_MAX"): "a file of marks",
-    ("sinks/rolled_files.py", "_SYNC_BYTES"): "bytes between two syncs",
-    ("sinks/sql_tables.py", "ROWS_A_STATEMENT"): "rows of a statement",
+    ("outputs/emitted_rows.py", "BUFFER_BYTES_MAX"): "a buffer of a file",
+    ("outputs/marks.py", "_FILE_BYTES_MAX"): "a file of marks",
+    ("outputs/rolled_files.py", "_SYNC_BYTES"): "bytes between two syncs",
+    ("outputs/sql_tables.py", "ROWS_A_STATEMENT"): "rows of a statement",
     ("spark/executor/reading.py", "_FIRST_PAGE_BYTES"): "a guess",
     ("spark/executor/reading.py", "_MICROSECONDS"): "microseconds",
     ("spark/executor/reading.py", "_OPENED_BYTES_MAX"): "opened at a time",
@@ -349,7 +360,9 @@ def test_the_statuses_are_those_of_the_api_reference(kind):
     assert {*listed, *of_kinesis} == known.usable.keys() | known.troubles.keys()
 
 
-@pytest.mark.parametrize("path", ["aws", "cli", "spark", "reading", "sinks", "worker", "manager"])
+@pytest.mark.parametrize(
+    "path", ["aws", "cli", "spark", "reading", "outputs", "producing", "worker", "manager"]
+)
 def test_no_other_module_decides_by_the_name_of_a_status(path):
     named = {it for known, _, _ in KINDS.values() for it in (*known.usable, *known.troubles)}
     taken_for = {

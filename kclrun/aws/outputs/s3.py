@@ -1,7 +1,7 @@
 """Rolls of rows as objects in S3: created with `If-None-Match: *`, never replaced, never deleted.
 
-It implements `sinks.rolls.Rolls` and knows neither rows nor their formats. A process that writes no
-object does not import this module, because it loads botocore.
+It implements `outputs.rolls.Rolls` and knows neither rows nor their formats. A process that writes
+no object does not import this module, because it loads botocore.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class MemoryState:
 class Ledger:
     """Replaces the lease table and the output, over crashes and restarts.
 
-    It keeps the rule of `kclrun.sinks.emitted_rows`: a checkpoint that user code asks for covers
+    It keeps the rule of `kclrun.outputs.emitted_rows`: a checkpoint that user code asks for covers
     the rows emitted until the call, and a crash removes rows that no checkpoint covers.
     """
 

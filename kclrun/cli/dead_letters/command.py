@@ -44,12 +44,12 @@ from kclrun.errors import (
     NotFound,
     SettingsError,
 )
-from kclrun.leases.summaries import names_position, on_one_line, shortened
 from kclrun.model.letter import LETTERS_MAX, KeptLetter, Letter
 from kclrun.model.stream import short_name, spelled_out
 from kclrun.model.text import escaped, harmless
+from kclrun.operating.summaries import names_position, on_one_line, shortened
+from kclrun.outputs.dead_letters import LetterFolder
 from kclrun.ports import LetterStore
-from kclrun.sinks.dead_letters import LetterFolder
 
 # The candidates for a short position that a message names.
 _CANDIDATES_MAX: Final = 8

@@ -36,8 +36,8 @@ from kclrun.model.letter import KeptLetter, Letter
 from kclrun.model.output import MAIN_OUTPUT, OutputPlace
 from kclrun.model.record import PutEntry
 from kclrun.model.stream import ONLY_STREAM, StreamKey, shard_id_of, stream_name_of, stream_of
+from kclrun.outputs.durable_files import publish_file, remove_unfinished
 from kclrun.ports import LetterStore, record_limit
-from kclrun.sinks.durable_files import publish_file, remove_unfinished
 
 
 class Redrive(msgspec.Struct, frozen=True):

@@ -31,10 +31,7 @@ from kclrun.cli.leases.views import failover_of, scan_leases
 from kclrun.cli.messages import command_of, echo
 from kclrun.cli.times import DURATION
 from kclrun.config.units import Duration
-from kclrun.leases import explaining
-from kclrun.leases.operating import plan_move
 from kclrun.leases.policy import ManagerPolicy
-from kclrun.leases.summaries import LeaseSummary
 from kclrun.model.lease import (
     ANYBODY,
     OFFERED,
@@ -46,6 +43,9 @@ from kclrun.model.lease import (
 )
 from kclrun.model.stream import ONLY_STREAM, StreamKey
 from kclrun.model.time import Instant, WallTime
+from kclrun.operating import explaining
+from kclrun.operating.changes import plan_move
+from kclrun.operating.summaries import LeaseSummary
 from kclrun.protocol import writes
 
 if TYPE_CHECKING:

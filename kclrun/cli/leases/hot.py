@@ -22,7 +22,6 @@ from kclrun.cli.messages import echo
 from kclrun.cli.tables import print_table
 from kclrun.codec.kpl import effective_hash_key, open_aggregates
 from kclrun.config.units import parse_listen
-from kclrun.consuming.hot_shards import traffic_in_words
 from kclrun.errors import LimitExceeded, RecordError, ServiceError, SettingsError, Unavailable
 from kclrun.model.quotas import SHARD_READ_PAUSE_S
 from kclrun.model.reading import PageCursor
@@ -31,6 +30,7 @@ from kclrun.model.stream import called, shard_id_of, stream_of
 from kclrun.model.time import WallTime
 from kclrun.observe.health import LeaseBody
 from kclrun.ports import ShardReader, next_page
+from kclrun.traffic.hot_shards import traffic_in_words
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws

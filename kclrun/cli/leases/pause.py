@@ -1,8 +1,8 @@
 """`kclrun pause` and `kclrun resume`: leases that are kept and renewed, and not read for a while;
 and the end of a pause or a halt. `kclrun leases` has the same two verbs.
 
-A pause is kept on the rows, so that it survives restarts and moves. `leases/operating.py` plans the
-writes, and this module sends them.
+A pause is kept on the rows, so that it survives restarts and moves. `operating/changes.py` plans
+the writes, and this module sends them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from kclrun.cli.tables import most_on_terminal
 from kclrun.cli.times import DURATION
 from kclrun.config.schema import is_named, stream_name, why_not_named
 from kclrun.config.units import Duration
-from kclrun.leases.operating import Change, Plan, Reach, plan_going_on, plan_pause
 from kclrun.model.lease import Lease, LeaseKey, Scope
 from kclrun.model.stream import ONLY_STREAM, StreamKey, called, stream_name_of, stream_of
 from kclrun.model.text import some_of
 from kclrun.model.time import WallTime
+from kclrun.operating.changes import Change, Plan, Reach, plan_going_on, plan_pause
 from kclrun.protocol.fence import renew_interval_s
 from kclrun.protocol.writes import Applied, ConditionFailed
 

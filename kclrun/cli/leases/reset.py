@@ -1,7 +1,7 @@
 """`kclrun reset`: moves the checkpoints of a stopped fleet, to read again or to skip.
 
-`leases/reset.py` decides which rows are written, and in which order; this module refuses what must
-not be reset now, shows the plan, and sends it. Each write is conditional on the row as seen.
+`operating/reset.py` decides which rows are written, and in which order; this module refuses what
+must not be reset now, shows the plan, and sends it. Each write is conditional on the row as seen.
 """
 
 from __future__ import annotations
@@ -37,14 +37,20 @@ from kclrun.config.outputs import output_places
 from kclrun.config.schema import is_named, stream_name, why_not_named
 from kclrun.config.units import StartPosition
 from kclrun.errors import SettingsError, TableRefused
-from kclrun.leases.positions import (
+from kclrun.leases.shard_sync import Listing
+from kclrun.model.lease import Halt, Lease, LeaseKey
+from kclrun.model.output import OutputPlace, file_name, setting_of
+from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.stream import StreamKey, called, qualified_shards, stream_of
+from kclrun.model.time import Instant, WallTime, backoff_s
+from kclrun.operating.positions import (
     KEPT_BYTES_MAX,
     KeptPositions,
     parse_kept,
     plan_kept_shards,
     plan_positions,
 )
-from kclrun.leases.reset import (
+from kclrun.operating.reset import (
     ResetPlan,
     ResetStart,
     ResetWrite,
@@ -56,13 +62,7 @@ from kclrun.leases.reset import (
     refuse_life,
     refuse_owners,
 )
-from kclrun.leases.shard_sync import Listing
-from kclrun.leases.summaries import shortened
-from kclrun.model.lease import Halt, Lease, LeaseKey
-from kclrun.model.output import OutputPlace, file_name, setting_of
-from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.stream import StreamKey, called, qualified_shards, stream_of
-from kclrun.model.time import Instant, WallTime, backoff_s
+from kclrun.operating.summaries import shortened
 from kclrun.ports import LeaseTable, ShardFilter
 from kclrun.protocol.writes import (
     Applied,

@@ -16,7 +16,11 @@ from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.tables import NOTE, print_table
 from kclrun.cli.waiting import waiting_for
 from kclrun.errors import TableRefused
-from kclrun.leases.summaries import (
+from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.stream import called, short_name
+from kclrun.model.time import WallTime
+from kclrun.observe.sample import how_to_resume
+from kclrun.operating.summaries import (
     LeaseSummary,
     host_of,
     line_of,
@@ -24,10 +28,6 @@ from kclrun.leases.summaries import (
     shortened,
     with_short_positions,
 )
-from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.stream import called, short_name
-from kclrun.model.time import WallTime
-from kclrun.observe.sample import how_to_resume
 from kclrun.ports import ScanPage
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """`kclrun why`: the story of a shard in sentences, from what managers recorded, and its row.
 
-`leases/story.py` has the sentences. This module gathers the entries: of this machine, of folders
+`operating/story.py` has the sentences. This module gathers the entries: of this machine, of folders
 that were copied from others, and from S3.
 """
 
@@ -22,8 +22,6 @@ from kclrun.cli.messages import echo
 from kclrun.cli.tables import most_on_terminal
 from kclrun.cli.times import GivenTime, time_option
 from kclrun.errors import NotFound, ServiceError
-from kclrun.leases.finished import Finished, ended_in_stories
-from kclrun.leases.story import Story, finished_words, present, story_of
 from kclrun.manager.locks import state_folder
 from kclrun.manager.story import FOLDER
 from kclrun.model.lease import Lease, LeaseKey
@@ -31,6 +29,8 @@ from kclrun.model.shard import Shard
 from kclrun.model.stream import called, qualified_shards, shard_id_of, spelled_out
 from kclrun.model.time import WallTime
 from kclrun.observe.story import ReadStory, read_story
+from kclrun.operating.finished import Finished, ended_in_stories
+from kclrun.operating.story import Story, finished_words, present, story_of
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws

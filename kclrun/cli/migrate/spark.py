@@ -28,12 +28,12 @@ from kclrun.config.schema import stream_name
 from kclrun.config.state import STATE_FOLDER, state_place
 from kclrun.destinations import open_versions
 from kclrun.errors import NotFound, OffsetRefused, SettingsError, TableRefused, Unavailable
-from kclrun.leases.summaries import shortened
 from kclrun.model.lease import OFFERED, Lease, LeaseKey, Owner, OwnerId
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import ShardGraph
 from kclrun.model.time import Instant
+from kclrun.operating.summaries import shortened
 from kclrun.ports import LeaseTable, ScanPage, StreamSummary, VersionStore
 from kclrun.protocol import writes
 from kclrun.spark import export

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kclrun.cli.page.letters import PageLetters
     from kclrun.cli.page.reading import FleetReader
     from kclrun.cli.services import Aws
-    from kclrun.leases.operating import Plan
+    from kclrun.operating.changes import Plan
     from kclrun.page.acting import Actions
     from kclrun.page.snapshot import About, OutputPlace
     from kclrun.protocol.writes import Outcome

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from kclrun.cli.leases.why import gathered
 from kclrun.errors import KclrunError
-from kclrun.leases.finished import ended_in_stories
-from kclrun.leases.story import Entry, Story, present, story_of
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.time import WallTime
 from kclrun.observe.members import ask_for_detail, place_of
 from kclrun.observe.story import ReadStory
+from kclrun.operating.finished import ended_in_stories
+from kclrun.operating.story import Entry, Story, present, story_of
 from kclrun.page.detail_view import (
     SENTENCES_MAX,
     AskedOwner,

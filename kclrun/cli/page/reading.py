@@ -20,11 +20,11 @@ from kclrun.cli.messages import naming_table
 from kclrun.cli.services import OpenStream, open_streams
 from kclrun.cli.waiting import waiting_for
 from kclrun.errors import KclrunError, NotFound, NothingListens
-from kclrun.leases.doctor.diagnosis import diagnose
-from kclrun.leases.doctor.findings import Look, watch_s
 from kclrun.leases.table_view import Observation
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import Instant, WallTime
+from kclrun.operating.doctor.diagnosis import diagnose
+from kclrun.operating.doctor.findings import Look, watch_s
 from kclrun.page.lag_history import LagHistory, measured_every_s
 from kclrun.page.snapshot import Problem, Snapshot, owners_seen
 

@@ -26,7 +26,10 @@ from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.page.command import every_option, refuse_interval
 from kclrun.cli.terminal import stop_signals
 from kclrun.config.units import Duration
-from kclrun.leases.summaries import (
+from kclrun.model.stream import short_name
+from kclrun.model.text import harmless
+from kclrun.model.time import WallTime
+from kclrun.operating.summaries import (
     host_of,
     on_one_line,
     soonest,
@@ -34,9 +37,6 @@ from kclrun.leases.summaries import (
     with_short_positions,
     worst,
 )
-from kclrun.model.stream import short_name
-from kclrun.model.text import harmless
-from kclrun.model.time import WallTime
 from kclrun.page.lag_history import measured_every_s
 from kclrun.page.layout import lag_text
 from kclrun.page.snapshot import URGENT, Row, Snapshot, most_urgent_first, rows_of

@@ -47,7 +47,7 @@ from kclrun.model.reading import Replay
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.time import WallTime
 from kclrun.observe.sample import Report
-from kclrun.sinks.durable_files import publish_file
+from kclrun.outputs.durable_files import publish_file
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws
@@ -420,7 +420,7 @@ def delete_leases(settings: Settings, table: str) -> None:
 
 
 # The comparison of the rows that two versions emitted over the same records, from the files of
-# `sinks.emitted_rows.CursorRows`, a record at a time. Rows are matched by the cursor of their
+# `outputs.emitted_rows.CursorRows`, a record at a time. Rows are matched by the cursor of their
 # record, the output, and their number among the rows of that record there.
 
 _SUFFIX: Final = ".jsonl"

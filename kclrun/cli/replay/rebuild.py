@@ -30,8 +30,6 @@ from kclrun.config.changes import refuse_changes
 from kclrun.config.schema import stream_name
 from kclrun.config.units import StartPosition
 from kclrun.errors import SettingsError
-from kclrun.leases.reset import refuse_owners
-from kclrun.leases.summaries import shortened
 from kclrun.model.lease import Lease, Owner
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON, ExtendedSequenceNumber
@@ -39,9 +37,11 @@ from kclrun.model.shard import ShardGraph
 from kclrun.model.state import is_own_version, version_folder
 from kclrun.model.stream import called, shard_id_of, stream_of
 from kclrun.model.time import WallTime
+from kclrun.operating.reset import refuse_owners
+from kclrun.operating.summaries import shortened
+from kclrun.outputs.state_files import StateFiles
+from kclrun.outputs.state_versions import StateVersions
 from kclrun.protocol import writes
-from kclrun.sinks.state_files import StateFiles
-from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.beginning import KeptSince, beginning_of, stops_of
 from kclrun.state.chain import ChainReader
 from kclrun.state.kept import MemoryEntries

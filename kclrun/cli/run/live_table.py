@@ -18,10 +18,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from kclrun.leases.summaries import with_short_positions
 from kclrun.model.stream import short_name
 from kclrun.model.text import harmless
 from kclrun.observe.sample import LeaseSample, ManagerSample, how_to_resume
+from kclrun.operating.summaries import with_short_positions
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod

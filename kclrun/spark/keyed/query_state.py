@@ -18,8 +18,8 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import ShardGraph
+from kclrun.outputs.state_versions import StateVersions
 from kclrun.ports import ClaimStore, VersionStore
-from kclrun.sinks.state_versions import StateVersions
 from kclrun.spark.keyed.names import (
     ANY_RUN,
     ORIGIN,

@@ -19,8 +19,8 @@ from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END as ENDED
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.state import OF_PARENTS
+from kclrun.outputs.state_versions import StateVersions
 from kclrun.ports import ClaimStore, VersionStore
-from kclrun.sinks.state_versions import StateVersions
 from kclrun.spark.keyed.names import (
     BatchState,
     Family,

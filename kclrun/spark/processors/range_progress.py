@@ -9,7 +9,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from kclrun.consuming.checkpoints import CheckpointLedger
+from kclrun.lease.checkpoints import CheckpointLedger
 from kclrun.model.record import Record
 from kclrun.model.sequence import AT_TIMESTAMP, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.spark.positions import Place, Position

@@ -1,5 +1,5 @@
 """The sink: puts rows of a DataFrame into a stream.
 
 A task returns once every record of it was acknowledged, or raises. The producer itself is
-`kclrun/sinks`.
+`kclrun/outputs`.
 """

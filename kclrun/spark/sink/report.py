@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from kclrun.model.quotas import PUT_RECORDS_MAX
-from kclrun.sinks.flow_control import ProducerMetrics
+from kclrun.producing.flow_control import ProducerMetrics
 
 
 class _Put(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,8 +22,8 @@ from kclrun.errors import SettingsError
 from kclrun.model.quotas import RECORD_BYTES_LARGEST
 from kclrun.model.shard import Shard
 from kclrun.ports import record_limit
-from kclrun.sinks.flow_control import Flow, ProducerSettings
-from kclrun.sinks.kinesis_producer import KinesisProducer
+from kclrun.producing.flow_control import Flow, ProducerSettings
+from kclrun.producing.kinesis_producer import KinesisProducer
 from kclrun.spark.options import Reached, SinkSettings, sink_settings
 from kclrun.spark.requests import connected
 from kclrun.spark.sink.columns import check_columns

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from kclrun.sinks.dead_letters import LetterFolder
+from kclrun.outputs.dead_letters import LetterFolder
 from tests.chaos import two_managers
 from tests.patience import HUNG_S, until
 from tests.processes.ledger_rig.application import Application

@@ -2,7 +2,7 @@
 
 from kclrun.model.shard import HashRange
 from kclrun.model.state import OF_PARENTS
-from kclrun.sinks.state_files import StateFiles
+from kclrun.outputs.state_files import StateFiles
 from kclrun.state.beginning import inherited
 from kclrun.state.chain import read_chain
 from kclrun.state.timers import is_reserved

@@ -44,7 +44,7 @@ COPIED: Final = (
 )
 # Folders and files of a package's quick tests, beside its own folder of tests/unit.
 QUICK: Final[Mapping[str, tuple[str, ...]]] = {
-    "consuming": ("tests/scenarios",),
+    "lease": ("tests/scenarios",),
     "leases": ("tests/scenarios",),
     "local": (
         "tests/contract/test_kinesis_stream.py",
@@ -54,7 +54,7 @@ QUICK: Final[Mapping[str, tuple[str, ...]]] = {
     "protocol": (
         "tests/unit/aws/test_aws_expressions.py",
         "tests/unit/aws/test_aws_rows.py",
-        "tests/unit/consuming",
+        "tests/unit/lease",
         "tests/unit/leases/test_lease_pieces.py",
         "tests/unit/leases/test_lease_writing.py",
         "tests/unit/model/test_values.py",
@@ -73,7 +73,7 @@ QUICK: Final[Mapping[str, tuple[str, ...]]] = {
     "state": (
         "tests/unit/calling/test_timers.py",
         "tests/unit/worker/test_lease_state.py",
-        "tests/unit/sinks/test_local_state.py",
+        "tests/unit/outputs/test_local_state.py",
         "tests/unit/cli/test_cli_state.py",
     ),
 }
@@ -98,7 +98,7 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "codec": ("tests/properties", "tests/fuzz"),
     "compat": ("tests/properties/test_compat_kclpy.py",),
-    "consuming": (
+    "lease": (
         "tests/simulation/test_storms.py",
         "tests/simulation/test_tiny_worlds.py",
     ),
@@ -124,10 +124,8 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
     "page": ("tests/processes/test_page_incident.py",),
     "protocol": ("tests/contract", "tests/simulation/test_tiny_worlds.py"),
     "simulation": ("tests/simulation/test_storms.py",),
-    "sinks": (
-        "tests/properties/test_sinks_emitted_rows.py",
-        "tests/properties/test_sinks_pending_records.py",
-    ),
+    "outputs": ("tests/properties/test_emitted_rows.py",),
+    "producing": ("tests/properties/test_pending_records.py",),
     "state": (
         "tests/properties/test_worker_state.py",
         "tests/properties/test_worker_timers.py",
@@ -141,9 +139,9 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 PACKAGES: Final = (
-    "aws", "calling", "cli", "codec", "compat", "config", "consuming", "ipc", "leases", "lifecycle",
-    "local", "manager", "model", "observe", "page", "protocol", "reading",
-    "simulation", "sinks", "spark", "state", "testing", "worker",
+    "aws", "calling", "cli", "codec", "compat", "config", "ipc", "lease", "leases", "lifecycle",
+    "local", "manager", "model", "observe", "operating", "outputs", "page", "producing", "protocol",
+    "reading", "simulation", "spark", "state", "testing", "traffic", "worker",
 )  # fmt: skip
 KEPT: Final = ROOT / "build" / "mutants"
 # Far above what a package's unit tests take (the slowest, spark, 100 s on two cores). A bug that

@@ -179,7 +179,7 @@ OF_CONDITIONS = (
         new="",
         breaks="children stay paused after a resume of all, or are read in a pause of all",
         source="a pause, attacked",
-        layer="tests/unit/consuming/test_consuming_pauses.py",
+        layer="tests/unit/lease/test_lease_life_pauses.py",
     ),
     Mutant(
         name="pause-over-another-operators",

@@ -5,7 +5,7 @@ from tests.simulation.mutants.mutant import Mutant
 OF_LEASE_PROCESSES = (
     Mutant(
         name="checkpoint-before-process",
-        file="kclrun/consuming/state_machine.py",
+        file="kclrun/lease/state_machine.py",
         old="wanted = ledger.processed if wanted is None else max(wanted, ledger.processed)",
         new="wanted = ledger.delivered if wanted is None else max(wanted, ledger.delivered)",
         breaks="a checkpoint covers records that user code has not returned from",
@@ -14,61 +14,61 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="checkpoint-before-the-outputs",
-        file="kclrun/consuming/outputs.py",
+        file="kclrun/lease/outputs.py",
         old="or wanted <= self.confirmed else otherwise",
         new="or wanted else otherwise",
         breaks="a checkpoint passes rows that an output does not have",
         source="K5, I13",
-        layer="tests/unit/consuming/test_consuming_outputs.py",
+        layer="tests/unit/lease/test_lease_life_outputs.py",
     ),
     Mutant(
         name="position-of-another-adopted-with-outputs",
-        file="kclrun/consuming/state_machine.py",
+        file="kclrun/lease/state_machine.py",
         old="adopts=not policy.has_storing_outputs",
         new="adopts=True",
         breaks="an owner undoes a reset within one checkpoint",
         source="K3",
-        layer="tests/unit/consuming/test_consuming_outputs.py",
+        layer="tests/unit/lease/test_lease_life_outputs.py",
     ),
     Mutant(
         name="cursors-of-another-checkpoint-used",
-        file="kclrun/consuming/state_machine.py",
+        file="kclrun/lease/state_machine.py",
         old="if self.policy.has_storing_outputs and row.is_moved_past_outputs:",
         new="if False:",
         breaks="a checkpoint that a Java worker moved goes with the cursors of another one",
         source="K2",
-        layer="tests/unit/consuming/test_consuming_outputs.py",
+        layer="tests/unit/lease/test_lease_life_outputs.py",
     ),
     Mutant(
         name="batch-before-the-outputs-began",
-        file="kclrun/consuming/state_machine.py",
+        file="kclrun/lease/state_machine.py",
         old="self.state is State.PROCESSING and self.commits.has_begun",
         new="self.state is State.PROCESSING",
         breaks="records are read before a former owner is shut out",
         source="K11",
-        layer="tests/unit/consuming/test_consuming_outputs.py",
+        layer="tests/unit/lease/test_lease_life_outputs.py",
     ),
     Mutant(
         name="superseded-process-checkpoints-late",
-        file="kclrun/consuming/state_machine.py",
+        file="kclrun/lease/state_machine.py",
         old="self._lost is None or self._lost.begins_again or",
         new="self._lost is None or",
         breaks="a process writes a position after another owner was found at its output",
         source="K8",
-        layer="tests/unit/consuming/test_consuming_outputs.py",
+        layer="tests/unit/lease/test_lease_life_outputs.py",
     ),
     Mutant(
         name="end-before-the-last-rows",
-        file="kclrun/consuming/state_machine.py",
+        file="kclrun/lease/state_machine.py",
         old="if not self.policy.has_outputs or self.commits.confirmed == SHARD_END:",
         new="if True:",
         breaks="SHARD_END is written before the rows of shard_ended are there",
         source="K5",
-        layer="tests/unit/consuming/test_consuming_outputs.py",
+        layer="tests/unit/lease/test_lease_life_outputs.py",
     ),
     Mutant(
         name="offer-before-the-last-batch",
-        file="kclrun/consuming/states.py",
+        file="kclrun/lease/states.py",
         old="Step.EXHAUSTED: State.CREATING,\n        Step.WITHDRAWN: State.STOPPING,",
         new="Step.EXHAUSTED: State.CREATING,\n        Step.WITHDRAWN: State.RELEASING,",
         breaks="a drained lease is offered while its last batch is under way",
@@ -77,7 +77,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="offer-without-its-checkpoint",
-        file="kclrun/consuming/shard_end.py",
+        file="kclrun/lease/shard_end.py",
         old="position = max(final, row.checkpoint)",
         new="position = row.checkpoint",
         breaks="what was processed since the last checkpoint comes again after a planned move",
@@ -86,7 +86,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="final-position-is-delivered",
-        file="kclrun/consuming/checkpoints.py",
+        file="kclrun/lease/checkpoints.py",
         old="return max(ledger.processed, self.highest or ledger.processed)",
         new="return max(ledger.delivered, self.highest or ledger.processed)",
         breaks="a drain checkpoints a batch that user code raised on",
@@ -95,7 +95,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="late-checkpoint-of-delivered",
-        file="kclrun/consuming/checkpoints.py",
+        file="kclrun/lease/checkpoints.py",
         old="if not self._is_manual:\n            return ledger.processed\n        refused",
         new="if not self._is_manual:\n            return ledger.delivered\n        refused",
         breaks="a late checkpoint covers a batch that was never processed",
@@ -114,7 +114,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="key-without-the-weight-it-took-over",
-        file="kclrun/consuming/hot_keys.py",
+        file="kclrun/traffic/hot_keys.py",
         old="self._weights[key] = least + weight",
         new="self._weights[key] = weight",
         breaks="a sketch forgets what a key had before it was pushed out, and loses heavy keys",
@@ -123,7 +123,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="split-in-the-middle-of-the-range",
-        file="kclrun/consuming/hot_keys.py",
+        file="kclrun/traffic/hot_keys.py",
         old="missing = 0.5 - self._sums[low]",
         new="missing = 0.5 * self._rest",
         breaks="the advised split leaves the heavy keys on one side",
@@ -132,12 +132,12 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="hot-shard-said-each-time",
-        file="kclrun/consuming/hot_shards.py",
+        file="kclrun/traffic/hot_shards.py",
         old="changes += [] if was_hot else [Heated(key, self._hot[key])]",
         new="changes += [Heated(key, self._hot[key])]",
         breaks="a hot shard fills the log for as long as it is hot",
         source="an alarm that is repeated is not read",
-        layer="tests/unit/consuming/test_hot_shards.py",
+        layer="tests/unit/traffic/test_hot_shards.py",
     ),
     Mutant(
         name="batch-at-its-fence",
@@ -168,7 +168,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="fence-from-the-latest-send",
-        file="kclrun/consuming/lease_writer.py",
+        file="kclrun/lease/lease_writer.py",
         old="                return self._judge(row, answered=True)",
         new=(
             "                if self.in_flight.unresolved:\n"
@@ -200,7 +200,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="unmoved-counter-taken-as-applied",
-        file="kclrun/consuming/lease_writer.py",
+        file="kclrun/lease/lease_writer.py",
         old="            return self._unmoved(change, row, answered=answered)",
         new=(
             "            is_first = isinstance(change, writes.Claim)\n"
@@ -212,13 +212,13 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="unknown-outcome-taken-as-not-applied",
-        file="kclrun/consuming/lease_writer.py",
+        file="kclrun/lease/lease_writer.py",
         old="                self.in_flight.unresolved.append(sent)\n",
         new="                return self._lost('no answer')\n",
         breaks="a write without an answer is taken for one that failed, and the lease for lost",
         source="P6; a2: no read-back",
         # A lease that is given up too early is a loss of time, and no rule is broken.
-        layer="tests/unit/consuming/test_consuming_checkpoints.py",
+        layer="tests/unit/lease/test_lease_life_checkpoints.py",
     ),
     Mutant(
         name="any-write-of-mine-taken-for-this-one",
@@ -228,7 +228,7 @@ OF_LEASE_PROCESSES = (
         breaks="an earlier checkpoint that applied is taken for the end of the shard",
         source="trace H5",
         # In a fleet all that is unresolved at one time is the same write [P5]: a second net.
-        layer="tests/unit/consuming/test_consuming_claims_and_renewals.py",
+        layer="tests/unit/lease/test_lease_life_claims_and_renewals.py",
     ),
     Mutant(
         name="rebased-to-a-lower-position",
@@ -251,7 +251,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="child-knows-one-parent",
-        file="kclrun/consuming/shard_end.py",
+        file="kclrun/lease/shard_end.py",
         old="        parents=frozenset(child.parents),",
         new="        parents=frozenset(child.parents[:1]),",
         breaks="the child of a merge is read when the first of its parents has ended",
@@ -260,7 +260,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="children-without-all-parents-rows",
-        file="kclrun/consuming/shard_end.py",
+        file="kclrun/lease/shard_end.py",
         old="        if waiting:",
         new="        if waiting and not rows:",
         breaks="a child is created, and read, before its other parent has a lease",
@@ -270,17 +270,17 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="end-without-children",
-        file="kclrun/consuming/states.py",
+        file="kclrun/lease/states.py",
         old="        Step.EXHAUSTED: State.CREATING,",
         new="        Step.EXHAUSTED: State.ENDING,",
         breaks="a shard ends before the leases of its children exist",
         source="P12: the order of a shard's end",
         # In a fleet the audit creates the children a scan and a listing later.
-        layer="tests/unit/consuming/test_consuming_shard_end.py",
+        layer="tests/unit/lease/test_lease_life_shard_end.py",
     ),
     Mutant(
         name="claim-believed-from-a-read",
-        file="kclrun/consuming/lease_writer.py",
+        file="kclrun/lease/lease_writer.py",
         old="            self.counter = row.counter\n            self.in_flight",
         new=(
             "            if self.in_flight.unresolved:\n"
@@ -299,7 +299,7 @@ OF_LEASE_PROCESSES = (
         new="        return fence\n",
         breaks="one row with a short failover, or a deploy to one, loses every lease of the fleet",
         source="P7; trial: both processes lost their fence 0.1 s ago at once",
-        layer="tests/unit/consuming/test_consuming_claims_and_renewals.py",
+        layer="tests/unit/lease/test_lease_life_claims_and_renewals.py",
     ),
     Mutant(
         name="shorter-failover-without-end",
@@ -308,7 +308,7 @@ OF_LEASE_PROCESSES = (
         new="        return as_sent\n",
         breaks="cut off from the table, an owner reads on by the long failover it knows is void",
         source="P7",
-        layer="tests/unit/consuming/test_consuming_claims_and_renewals.py",
+        layer="tests/unit/lease/test_lease_life_claims_and_renewals.py",
     ),
     Mutant(
         name="shorter-failover-not-renewed-under",
@@ -317,7 +317,7 @@ OF_LEASE_PROCESSES = (
         new="            pass\n        return Instant(sent",
         breaks="the shortened fence passes before the next renewal is due by the old send",
         source="P7, P9",
-        layer="tests/unit/consuming/test_consuming_claims_and_renewals.py",
+        layer="tests/unit/lease/test_lease_life_claims_and_renewals.py",
     ),
     Mutant(
         name="shard-not-found-is-only-an-outage",
@@ -336,7 +336,7 @@ OF_LEASE_PROCESSES = (
         new="    return Absence.TRIMMED\n",
         breaks="a new shard that a listing does not show yet is ended with its records unread",
         source="P13: a listing may lag",
-        layer="tests/unit/consuming/test_expired_shard.py",
+        layer="tests/unit/lease/test_expired_shard.py",
     ),
     Mutant(
         name="expiry-proven-by-one-listing",
@@ -345,11 +345,11 @@ OF_LEASE_PROCESSES = (
         new=":\n",
         breaks="a single listing that is wrong ends a shard with its records unread",
         source="P13: two listings, two sync periods apart",
-        layer="tests/unit/consuming/test_expired_shard.py",
+        layer="tests/unit/lease/test_expired_shard.py",
     ),
     Mutant(
         name="expired-shard-ended-without-a-word",
-        file="kclrun/consuming/state_machine.py",
+        file="kclrun/lease/state_machine.py",
         old="return (records_expired(self.own.confirmed),)\n",
         new="return ()\n",
         breaks="records are lost to the retention and nothing says so",
@@ -359,21 +359,21 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="full-output-held-for-ever",
-        file="kclrun/consuming/state_machine.py",
+        file="kclrun/lease/state_machine.py",
         old="        return self._output.give_up_instant if is_wanted else None\n",
         new="        return None\n",
         breaks="a host whose output disk is full renews its share of the leases and reads none",
         source="every shard that should advance and does not is restarted",
-        layer="tests/unit/consuming/test_consuming_host_faults.py",
+        layer="tests/unit/lease/test_lease_life_host_faults.py",
     ),
     Mutant(
         name="full-output-given-up-though-alone",
-        file="kclrun/consuming/state_machine.py",
+        file="kclrun/lease/state_machine.py",
         old="self.state is State.PROCESSING and self._graceful.others_in_sight\n",
         new="self.state is State.PROCESSING\n",
         breaks="the only host of a fleet ends and starts its processes while its disk is full",
         source="L7: the troubles of one host stay there",
-        layer="tests/unit/consuming/test_consuming_host_faults.py",
+        layer="tests/unit/lease/test_lease_life_host_faults.py",
     ),
     Mutant(
         name="no-heirs-of-a-trimmed-family",
@@ -432,12 +432,12 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="late-checkpoint-over-letters",
-        file="kclrun/consuming/state_machine.py",
+        file="kclrun/lease/state_machine.py",
         old=" or row.has_open_letters\n",
         new="\n",
         breaks="a record has a letter that does not count, and no owner gives it again",
         source="K20, P19",
-        layer="tests/unit/consuming/test_consuming_late_checkpoints.py",
+        layer="tests/unit/lease/test_lease_life_late_checkpoints.py",
     ),
     Mutant(
         name="record-that-cannot-be-decoded-is-given-up-where-nothing-may-be",
@@ -468,29 +468,29 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="paused-process-reads-on",
-        file="kclrun/consuming/state_machine.py",
+        file="kclrun/lease/state_machine.py",
         old="elif self.state is State.PROCESSING and self._is_paused:",
         new="elif False:",
         breaks="a paused lease is read until its process ends for another reason",
         source="a pause, attacked",
-        layer="tests/unit/consuming/test_consuming_pauses.py",
+        layer="tests/unit/lease/test_lease_life_pauses.py",
     ),
     Mutant(
         name="pause-that-is-over-ends-the-process",
-        file="kclrun/consuming/state_machine.py",
+        file="kclrun/lease/state_machine.py",
         old="not in {None, self.policy.past_pause}",
         new="is not None",
         breaks="manager and process start and end the lease in turn after the end of a pause",
         source="a pause, attacked",
-        layer="tests/unit/consuming/test_consuming_pauses.py",
+        layer="tests/unit/lease/test_lease_life_pauses.py",
     ),
     Mutant(
         name="children-without-the-pause",
-        file="kclrun/consuming/shard_end.py",
+        file="kclrun/lease/shard_end.py",
         old="highest_generation(parents), inherited_pause(parents)",
         new="highest_generation(parents), None",
         breaks="the children of a paused shard are read",
         source="a pause, attacked",
-        layer="tests/unit/consuming/test_consuming_pauses.py",
+        layer="tests/unit/lease/test_lease_life_pauses.py",
     ),
 )

@@ -153,12 +153,12 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="load-of-a-start",
-        file="kclrun/consuming/policy.py",
+        file="kclrun/lease/policy.py",
         old="        if age_s < LOAD_MEAN_S:\n            return None\n",
         new="",
         breaks="a process that reads a backlog at its start counts as a heavy lease",
         source="balance by load: stale figures after a move",
-        layer="tests/unit/consuming/test_consuming_pieces.py",
+        layer="tests/unit/lease/test_lease_life_pieces.py",
     ),
     Mutant(
         name="clean-up-before-children-begin",

@@ -77,12 +77,12 @@ OF_THE_EDGES = (
     ),
     Mutant(
         name="pinned-latest-not-used",
-        file="kclrun/consuming/policy.py",
+        file="kclrun/lease/policy.py",
         old="timestamp=row.latest_pinned_at or now_at)",
         new="timestamp=now_at)",
         breaks="what arrived between the creation of a lease and its first read is skipped",
         source="P14",
-        layer="tests/unit/consuming/test_consuming_pieces.py",
+        layer="tests/unit/lease/test_lease_life_pieces.py",
     ),
     Mutant(
         name="late-checkpoint-compares-text",

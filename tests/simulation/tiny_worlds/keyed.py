@@ -12,13 +12,13 @@ from typing import ClassVar
 import msgspec
 
 from kclrun.calling.timer_run import TimerRun
-from kclrun.consuming import commands, events
 from kclrun.errors import SettingsError
+from kclrun.lease import commands, events
 from kclrun.model.record import Record
 from kclrun.model.shard import ALL_HASH_KEYS
 from kclrun.model.time import Instant
+from kclrun.outputs.state_versions import StateVersions
 from kclrun.protocol import reports
-from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.chain import read_chain
 from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import LiveEntries, State

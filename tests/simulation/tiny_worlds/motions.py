@@ -9,10 +9,10 @@ thing after the other, as the real ones do.
 from collections import deque
 
 from kclrun.calling.delivery import ConfirmEnd, ConfirmStop, StartBatch
-from kclrun.consuming import commands as worker_commands
-from kclrun.consuming import events as worker_on
-from kclrun.consuming.policy import LifePolicy
-from kclrun.consuming.state_machine import LeaseStateMachine
+from kclrun.lease import commands as worker_commands
+from kclrun.lease import events as worker_on
+from kclrun.lease.policy import LifePolicy
+from kclrun.lease.state_machine import LeaseStateMachine
 from kclrun.leases import commands as manager_commands
 from kclrun.leases import events
 from kclrun.model.lease import LeaseKey

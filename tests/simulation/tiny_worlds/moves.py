@@ -8,7 +8,7 @@ that liveness is judged by. Faults come last, while the world has some left.
 from copy import copy
 
 from kclrun.calling.delivery import StartBatch
-from kclrun.consuming import events as worker_on
+from kclrun.lease import events as worker_on
 from kclrun.leases import events
 from kclrun.model.lease import ANYBODY
 from kclrun.model.time import WallTime

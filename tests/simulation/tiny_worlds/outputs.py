@@ -15,10 +15,10 @@ from typing import ClassVar, NamedTuple
 
 import msgspec
 
-from kclrun.consuming import commands, events
-from kclrun.consuming.policy import LifePolicy
-from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.errors import InvariantViolation, SettingsError, SinkError, Superseded
+from kclrun.lease import commands, events
+from kclrun.lease.policy import LifePolicy
+from kclrun.lease.state_machine import LeaseStateMachine
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor
@@ -37,8 +37,8 @@ _FAILOVER_S = 20.0
 PACE = Pace(0.0, 0, 2**20)
 _UNKNOWN = OutcomeUnknown("timed out")
 _CHANGING = (
-    *("kclrun.calling", "kclrun.consuming", "kclrun.worker", "kclrun.protocol", "kclrun.state"),
-    *("kclrun.sinks.state_versions", "tests.support.memory_versions"),
+    *("kclrun.calling", "kclrun.lease", "kclrun.worker", "kclrun.protocol", "kclrun.state"),
+    *("kclrun.outputs.state_versions", "tests.support.memory_versions"),
     *("tests.simulation.tiny_worlds.outputs", "tests.simulation.tiny_worlds.keyed"),
 )
 

@@ -10,10 +10,10 @@ from unittest import mock
 
 import msgspec
 
-from kclrun.consuming.checkpoints import CheckpointLedger
-from kclrun.consuming.events import WriteResolved
-from kclrun.consuming.lease_writer import LeaseWriter
-from kclrun.consuming.state_machine import LeaseStateMachine
+from kclrun.lease.checkpoints import CheckpointLedger
+from kclrun.lease.events import WriteResolved
+from kclrun.lease.lease_writer import LeaseWriter
+from kclrun.lease.state_machine import LeaseStateMachine
 from kclrun.leases import held_leases, table_view
 from kclrun.leases.table_view import Observation
 from kclrun.local import lease_rows

@@ -20,7 +20,7 @@ that any is lost by that is below one in ten million.
 
 from math import ceil, inf
 
-from kclrun.consuming.states import State as LifeState
+from kclrun.lease.states import State as LifeState
 from kclrun.model.lease import ANYBODY, OFFERED
 from kclrun.protocol.reports import GilHeld, ProcessWarned
 from tests.simulation.tiny_worlds.sheets import AGE, ASK_AGE, ASKED, FRESH, Sheet

@@ -10,7 +10,7 @@ import copy
 from collections import deque
 from types import BuiltinFunctionType, FunctionType, MethodType
 
-from kclrun.consuming.state_machine import LeaseStateMachine
+from kclrun.lease.state_machine import LeaseStateMachine
 from kclrun.leases.manager import LeaseManager
 
 # What changes in each part of a manager's core and decides something.

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.consuming.policy import ERROR_MAX_S, batch_records_max
+from kclrun.lease.policy import ERROR_MAX_S, batch_records_max
 from kclrun.leases.assignment import group_of
 from kclrun.leases.capacity import RECOVERY_MAX_S
 from kclrun.leases.load import GAIN_MIN, HEAVY_ABOVE, WATCHED_S

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kclrun.consuming.commands import ExitCause
 from kclrun.errors import InvariantViolation
+from kclrun.lease.commands import ExitCause
 from kclrun.model.lease import ANYBODY, OFFERED, OWNER_PREFIX, Lease, Owner
 from kclrun.protocol.reports import ProcessWarned, Report
 from kclrun.protocol.writes import (

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import msgspec
 
-from kclrun.consuming import commands, events
-from kclrun.consuming.policy import LifePolicy
-from kclrun.consuming.states import State
+from kclrun.lease import commands, events
+from kclrun.lease.policy import LifePolicy
+from kclrun.lease.states import State
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.protocol.reports import ProcessorFailed

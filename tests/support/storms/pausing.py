@@ -1,9 +1,9 @@
 """An operator who pauses and resumes in the middle of a storm, by the plans of the verbs. Not a
 test."""
 
-from kclrun.leases.operating import Reach, plan_pause, plan_unpause
 from kclrun.model.lease import Scope
 from kclrun.model.time import WallTime
+from kclrun.operating.changes import Reach, plan_pause, plan_unpause
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
 from kclrun.simulation.fleet import Fleet
 

@@ -25,7 +25,7 @@ from tests.support.storms.strikes import Strikes
 # What a core holds beside its rows and shards: tables of handlers, a few events under way.
 HELD_BESIDES_MAX: Final = 64
 # Objects that belong to a core; what they point to elsewhere (settings, chance) is not its own.
-_CORES: Final = ("kclrun.leases", "kclrun.consuming")
+_CORES: Final = ("kclrun.leases", "kclrun.lease")
 
 
 def require_bounded(who: str, key: str, core: object, held_max: int) -> None:

@@ -23,10 +23,10 @@ import kclrun.worker.outputs
 from kclrun.calling.concurrency import RecordWindow, Settled
 from kclrun.calling.failures import Breaker, Halt, LetGo
 from kclrun.codec.kpl import effective_hash_key
-from kclrun.consuming import commands, events
-from kclrun.consuming.policy import LifePolicy
-from kclrun.consuming.states import State
 from kclrun.errors import SettingsError, SinkError
+from kclrun.lease import commands, events
+from kclrun.lease.policy import LifePolicy
+from kclrun.lease.states import State
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
@@ -34,13 +34,13 @@ from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.state import is_own_version
 from kclrun.model.time import WallTime
+from kclrun.outputs.state_versions import StateVersions
 from kclrun.processor import Context, RecordCall, RecordContext
 from kclrun.protocol import reports
 from kclrun.simulation.delivery_queue import SimulatedDeliveryQueue
 from kclrun.simulation.stories import RuleBroken
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
-from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.chain import Entries, read_chain
 from kclrun.state.keyed import LiveEntries, Undoable
 from kclrun.worker.outputs import Keyed, Outputs

@@ -14,14 +14,14 @@ from kclrun.calling.delivery import (
     attempt,
     error_words,
 )
-from kclrun.consuming.commands import (
+from kclrun.errors import FailedRecords, ProcessorLoadError, SettingsError
+from kclrun.lease.commands import (
     AllowDelivery,
     CallInitialize,
     CallLeaseLost,
     CallShardEnded,
     CallShutdownRequested,
 )
-from kclrun.errors import FailedRecords, ProcessorLoadError, SettingsError
 from kclrun.model.lease import Lease
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber

@@ -15,7 +15,7 @@ from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.processor import Context, KeptRow, RecordProcessor
-from kclrun.sinks.flow_control import ProducerSettings
+from kclrun.producing.flow_control import ProducerSettings
 from kclrun.state.keyed import LiveEntries, State
 
 

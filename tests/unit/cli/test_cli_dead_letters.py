@@ -14,7 +14,7 @@ from kclrun.cli.program import run_program
 from kclrun.errors import Unavailable
 from kclrun.model.letter import LetterOwner, Takeover
 from kclrun.model.record import PutEntry
-from kclrun.sinks.dead_letters import LetterFolder
+from kclrun.outputs.dead_letters import LetterFolder
 from tests.support.letters import letter
 from tests.unit.cli.memory_site import Clock
 

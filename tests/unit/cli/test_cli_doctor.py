@@ -12,11 +12,11 @@ import pytest
 from kclrun.cli import doctor as verb
 from kclrun.cli.doctor import change_in_words
 from kclrun.errors import AccessDenied, InvalidRequest, SettingsError
-from kclrun.leases.doctor.findings import Finding, Kind
 from kclrun.model.lease import KCL3_MODE_KEY, Halt, Handoff, Lease, OwnerId
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
+from kclrun.operating.doctor.findings import Finding, Kind
 from kclrun.protocol.writes import (
     Amend,
     Claim,

@@ -8,7 +8,7 @@ from kclrun.cli.program import run_program
 from kclrun.model.output import Cursor, OutputPlace, RowsOf
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime
-from kclrun.sinks.rolled_files import open_rolled_files
+from kclrun.outputs.rolled_files import open_rolled_files
 from tests.processes.cli_rig import called
 
 

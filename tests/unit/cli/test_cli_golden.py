@@ -25,7 +25,6 @@ from kclrun.cli.services import Aws
 from kclrun.cli.startup import open_world
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.config.load import settings_of
-from kclrun.consuming.hot_shards import HotShard
 from kclrun.local.filling import wait_until_active
 from kclrun.local.server import start_embedded
 from kclrun.model.lease import OFFERED, Halt, Handoff, Lease, LeaseKey, OwnerId
@@ -35,6 +34,7 @@ from kclrun.model.time import WallTime
 from kclrun.observe.health import KeyBody, LeaseBody, TrafficBody
 from kclrun.spark.offsets import Offset, StreamIs, encode_offset
 from kclrun.spark.positions import after, at_timestamp
+from kclrun.traffic.hot_shards import HotShard
 from tests.unit.cli.memory_site import CLOCKED, Clock
 
 pytestmark = pytest.mark.seconds

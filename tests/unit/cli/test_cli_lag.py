@@ -9,12 +9,12 @@ import pytest
 
 from kclrun.cli import lag as verb
 from kclrun.errors import NotFound, Throttled, Unavailable
-from kclrun.leases.summaries import Lag
 from kclrun.model.lease import OFFERED, Halt, OwnerId
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
+from kclrun.operating.summaries import Lag
 from tests.unit.cli.memory_site import BEGUN, A, Called, caller, key, site_for
 
 LOWER, UPPER = 0, 2**128 - 1

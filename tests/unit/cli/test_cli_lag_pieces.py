@@ -12,7 +12,6 @@ from kclrun.cli.lag import (
 from kclrun.codec.aggregator import Aggregator
 from kclrun.config.units import StartPosition
 from kclrun.errors import AccessDenied, Throttled
-from kclrun.leases.summaries import Lag, LagSummary, lag_line, spelled, waiting_for
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.reading import FetchedPage
@@ -28,6 +27,7 @@ from kclrun.model.sequence import (
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import WallTime
+from kclrun.operating.summaries import Lag, LagSummary, lag_line, spelled, waiting_for
 from tests.support.stream_ports import ModelStream
 from tests.support.tables import over_rows
 

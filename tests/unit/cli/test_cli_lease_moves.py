@@ -2,12 +2,12 @@ import click
 import pytest
 
 from kclrun.cli.leases.command import Explanation, find_owner, owners_alive, print_explanations
-from kclrun.leases.explaining import Explained
-from kclrun.leases.operating import CannotAsk, plan_ask
-from kclrun.leases.summaries import line_of
 from kclrun.model.lease import ANYBODY, OFFERED, Handoff, Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.time import WallTime
+from kclrun.operating.changes import CannotAsk, plan_ask
+from kclrun.operating.explaining import Explained
+from kclrun.operating.summaries import line_of
 from kclrun.protocol.writes import Ask
 from tests.support.tables import over_rows
 

@@ -1,10 +1,10 @@
 import msgspec
 
 from kclrun.cli.leases.views import print_lines, print_table, totals
-from kclrun.leases.summaries import LeaseSummary, line_of, shortened
 from kclrun.model.lease import OFFERED, Halt, Lease, LeaseKey, Load, OwnerId, Pause, Scope
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
+from kclrun.operating.summaries import LeaseSummary, line_of, shortened
 from tests.support.tables import over_rows
 
 KEY = LeaseKey("shardId-000000000001")

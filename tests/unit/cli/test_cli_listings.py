@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kclrun.cli.program import run_program
-from kclrun.sinks.dead_letters import LetterFolder
+from kclrun.outputs.dead_letters import LetterFolder
 from tests.support.letters import letter
 from tests.unit.cli.memory_site import CLOCKED, Clock
 from tests.unit.cli.test_cli_golden import HEALTH

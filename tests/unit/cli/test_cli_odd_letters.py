@@ -13,8 +13,8 @@ from kclrun.aws import put_records
 from kclrun.cli.program import run_program
 from kclrun.errors import InvalidRequest, NotFound
 from kclrun.model.letter import LETTER_VERSION, LETTERS_MAX, letters_of_files
+from kclrun.outputs.dead_letters import LetterFolder
 from kclrun.ports import StreamSummary
-from kclrun.sinks.dead_letters import LetterFolder
 from tests.support.letters import letter
 
 FIRST, SECOND, THIRD = (f"shardId-00000000000{number}" for number in range(3))

@@ -14,8 +14,8 @@ from kclrun.cli.page.reading import FleetReader
 from kclrun.errors import AccessDenied
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.outputs.state_files import StateFiles
 from kclrun.protocol.writes import Refused
-from kclrun.sinks.state_files import StateFiles
 from kclrun.spark.offsets import Offset, StreamIs, encode_offset
 from kclrun.spark.positions import Position, after
 from kclrun.state.versions import Version, encode_version, version_name

@@ -18,7 +18,7 @@ from kclrun.model.letter import Letter
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.sinks.dead_letters import LetterFolder
+from kclrun.outputs.dead_letters import LetterFolder
 from tests.support.letters import letter
 
 # Each redrive is a process.

@@ -30,7 +30,7 @@ from kclrun.config.units import parse_start
 from kclrun.errors import SettingsError
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
-from kclrun.sinks.emitted_rows import CursorRows
+from kclrun.outputs.emitted_rows import CursorRows
 
 NOW = WallTime(1_900_000_000.0)
 FOLDER = Path("/rows")

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from kclrun.leases.reset import position_at
 from kclrun.model.lease import OFFERED, Halt, Lease
 from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.stream import stream_key
 from kclrun.model.time import WallTime
+from kclrun.operating.reset import position_at
 from kclrun.protocol.writes import Applied, CreateLease, OutcomeUnknown, Refused, Take
 from tests.unit.cli.memory_site import CONFIG, JAVA, A, Called, Site, caller, key, site_for
 

@@ -3,8 +3,8 @@
 import pytest
 
 from kclrun.cli.tables import cut, table_lines
-from kclrun.leases.summaries import host_of, names_position, shortened, with_short_positions
 from kclrun.model.stream import short_name
+from kclrun.operating.summaries import host_of, names_position, shortened, with_short_positions
 from tests.support.tables import over_rows
 
 POSITION = "49680653883806815850392782504185833013461375787204608018"

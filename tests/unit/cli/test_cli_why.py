@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from kclrun.errors import AccessDenied
-from kclrun.leases.story import Entry
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 from kclrun.observe.story import ReadStory
+from kclrun.operating.story import Entry
 from tests.unit.cli.memory_site import A, caller, key, site_for
 
 BEGUN = ExtendedSequenceNumber("49671234567890123456789012345678901234567890123456789012")

@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from kclrun.consuming.hot_keys import HotKey, ShardHeat
 from kclrun.errors import MalformedFrame
 from kclrun.ipc.messages import TRACEBACK_BYTES_MAX, decode_report, encode_report
 from kclrun.ipc.ring import ENTRY_BYTES_MAX
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.protocol import reports
+from kclrun.traffic.hot_keys import HotKey, ShardHeat
 from tests.support.tables import over_rows
 
 AT = ExtendedSequenceNumber("49671" * 11, 7)

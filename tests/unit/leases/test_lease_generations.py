@@ -2,17 +2,17 @@
 
 import pytest
 
-from kclrun.consuming import events
-from kclrun.consuming.states import State
-from kclrun.leases.reset import position_at
+from kclrun.lease import events
+from kclrun.lease.states import State
 from kclrun.leases.shard_sync import Listing, children_to_create, sync_table
 from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import Halt, Lease, highest_generation
 from kclrun.model.output import Cursor, file_name
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.operating.reset import position_at
 from kclrun.protocol import writes as changes
-from tests.unit.consuming.lease_driver import KEY, Driver, child, p, shard_end
+from tests.unit.lease.lease_driver import KEY, Driver, child, p, shard_end
 
 MIDDLE = HASH_KEY_MAX // 2
 LOW, HIGH = HashRange(0, MIDDLE), HashRange(MIDDLE + 1, HASH_KEY_MAX)

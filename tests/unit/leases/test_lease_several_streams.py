@@ -2,11 +2,11 @@
 
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
-from kclrun.leases.explaining import explain
 from kclrun.leases.policy import ENDED_ROWS_STAY_S, ManagerPolicy, StreamStart
 from kclrun.model.lease import OFFERED
 from kclrun.model.sequence import LATEST, SHARD_END, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.operating.explaining import explain
 from kclrun.protocol import writes as ch
 from kclrun.protocol.writes import Applied
 from tests.unit.leases.manager_life import ME, OTHER, ManagerLife, offered, replace, row

@@ -7,7 +7,7 @@ any more is said in the assertion. C2, C4 and a part of R2 are played in the man
 import msgspec
 import pytest
 
-from kclrun.consuming.policy import first_start
+from kclrun.lease.policy import first_start
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
 from kclrun.leases.manager import LeaseManager

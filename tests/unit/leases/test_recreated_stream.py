@@ -6,12 +6,12 @@ from kclrun.aws.rows import decode_row, encode_row
 from kclrun.cli.exit_codes import CONFIGURATION, MEANINGS
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
-from kclrun.leases import story
 from kclrun.leases.auditing import why_another_stream
 from kclrun.manager.world import ExitReason
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import ONLY_STREAM
+from kclrun.operating import story
 from kclrun.protocol import writes as ch
 from tests.unit.leases.manager_life import JAVA, ME, OTHER, ManagerLife, row
 

@@ -11,8 +11,6 @@ import pytest
 from kclrun.config.observing import ObserveSettings
 from kclrun.config.schema import FetchSettings, LeaseSettings, Settings, ShutdownSettings
 from kclrun.config.units import Duration
-from kclrun.consuming.hot_keys import HotKey, ShardHeat
-from kclrun.consuming.subscribing import SILENCE_MAX_S
 from kclrun.errors import Unavailable
 from kclrun.ipc.messages import FailoverChanged
 from kclrun.leases import events
@@ -26,9 +24,11 @@ from kclrun.manager.watch import Watch
 from kclrun.manager.world import ExitReason
 from kclrun.model.lease import OFFERED, Halt, Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.subscribing import SILENCE_MAX_S
 from kclrun.protocol import reports
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.protocol.writes import CreateLease, ResumeLease
+from kclrun.traffic.hot_keys import HotKey, ShardHeat
 from tests.support.tables import over_rows
 from tests.unit.manager.manager_rig import BEGAN, sampler_of_core
 

@@ -6,7 +6,6 @@ import os
 import msgspec
 import pytest
 
-from kclrun.consuming.hot_keys import ShardHeat
 from kclrun.ipc.board import Segment
 from kclrun.ipc.messages import encode_report
 from kclrun.leases.commands import StartProcess
@@ -17,6 +16,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.observe.logs import EventLog, LineSink
 from kclrun.protocol import reports
 from kclrun.protocol.status import LeaseStatus, WorkerState
+from kclrun.traffic.hot_keys import ShardHeat
 
 PLACE = ("orders.py:42 in price", "3 of 302, at 7")
 FIRST = reports.ProcessorRaised("process_records", "KeyError: 1", *PLACE, "Traceback …", 1, 1.0)

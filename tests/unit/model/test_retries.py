@@ -27,11 +27,11 @@ ASKERS = {
     "kclrun/aws/outputs/dynamodb.py",
     "kclrun/aws/outputs/state_items.py",
     "kclrun/aws/table_setup.py",
-    "kclrun/consuming/subscribing.py",
+    "kclrun/model/subscribing.py",
     "kclrun/manager/instance_watch.py",
     "kclrun/page/acting.py",
-    "kclrun/sinks/kinesis_producer.py",
-    "kclrun/sinks/message_output.py",
+    "kclrun/producing/kinesis_producer.py",
+    "kclrun/outputs/message_output.py",
 }
 THROTTLED = errors.Throttled("slow down")
 AWAY = errors.Unavailable("no answer")

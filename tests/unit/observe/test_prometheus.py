@@ -3,12 +3,12 @@
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from kclrun.consuming.hot_keys import HotKey, ShardHeat
-from kclrun.consuming.hot_shards import HotShard
 from kclrun.observe.health import Reason, Verdict
 from kclrun.observe.metrics import labels_by_series
 from kclrun.observe.prometheus import Exposition
 from kclrun.observe.sample import LeaseSample, ManagerSample, Outage
+from kclrun.traffic.hot_keys import HotKey, ShardHeat
+from kclrun.traffic.hot_shards import HotShard
 
 OK = Verdict("ok")
 

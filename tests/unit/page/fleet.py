@@ -1,12 +1,12 @@
 """A small fleet as the page reads it: values of every kind, at times of the test's own."""
 
-from kclrun.leases.doctor.findings import Finding, Kind
-from kclrun.leases.summaries import Lag, lag_line
 from kclrun.model.lease import Halt, Handoff, Lease, LeaseKey, Load, OwnerId
 from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.time import WallTime
+from kclrun.operating.doctor.findings import Finding, Kind
+from kclrun.operating.summaries import Lag, lag_line
 from kclrun.page.lag_history import LagHistory
 from kclrun.page.snapshot import About, OutputPlace, Owners, Problem, Snapshot
 

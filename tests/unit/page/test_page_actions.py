@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from kclrun.errors import InvalidRequest, NotFound, Unavailable
-from kclrun.leases.operating import plan_move
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import ANYBODY, Halt, LeaseKey, Pause, Scope
 from kclrun.model.sequence import SHARD_END
 from kclrun.model.stream import StreamKey, qualified
+from kclrun.operating.changes import plan_move
 from kclrun.page.acting import Actions, Shown
 from kclrun.page.server import serve_pages
 from kclrun.protocol.writes import CreateLease, Renew

@@ -11,16 +11,16 @@ import pytest
 from kclrun.cli.leases.why import gathered
 from kclrun.cli.page.details import DetailReader, OnDemand, RecentObjects
 from kclrun.config.load import settings_of
-from kclrun.consuming.hot_shards import HotShard
-from kclrun.leases.story import Sentence, present, story_of
 from kclrun.manager.locks import state_folder
 from kclrun.model.time import WallTime
 from kclrun.observe.endpoint import Answer, HttpEndpoint
 from kclrun.observe.health import KeyBody, TrafficBody
 from kclrun.observe.members import ErrorBody, LeaseDetail
 from kclrun.observe.story import StoryRing
+from kclrun.operating.story import Sentence, present, story_of
 from kclrun.page.detail_view import AskedOwner, LetterLine, LettersRead, StoryRead, why_not_asked
 from kclrun.page.server import routes
+from kclrun.traffic.hot_shards import HotShard
 from tests.patience import HUNG_S
 from tests.support.tables import over_rows
 from tests.unit.page.fleet import ABOUT, JAVA, NOW, A, key, lease, snapshot_of

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from kclrun.leases.doctor.findings import Finding, Kind
-from kclrun.leases.summaries import spelled
 from kclrun.model.lease import Halt, OwnerId, Pause
 from kclrun.model.sequence import SHARD_END
 from kclrun.model.time import WallTime
+from kclrun.operating.doctor.findings import Finding, Kind
+from kclrun.operating.summaries import spelled
 from kclrun.page.fleet_view import fleet_body
 from kclrun.page.layout import lag_text
 from kclrun.page.shards_view import lineage_body, shard_body, shards_body

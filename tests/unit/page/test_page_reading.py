@@ -11,9 +11,9 @@ import pytest
 from kclrun.aws.rows import Item
 from kclrun.cli.page.reading import FleetReader
 from kclrun.errors import AccessDenied, Throttled
-from kclrun.leases.doctor.findings import Kind
 from kclrun.model.lease import Halt
 from kclrun.model.time import WallTime
+from kclrun.operating.doctor.findings import Kind
 from tests.patience import HUNG_S
 from tests.unit.cli.memory_site import A, B, Site, key, site_for
 

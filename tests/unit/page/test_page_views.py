@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from kclrun.leases.doctor.findings import Finding, Kind
 from kclrun.model.lease import Halt, Lease, LeaseKey, OwnerId
 from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime
+from kclrun.operating.doctor.findings import Finding, Kind
 from kclrun.page.server import routes
 from kclrun.page.snapshot import Problem, Snapshot
 from tests.support.tables import over_rows

@@ -5,7 +5,6 @@ from itertools import islice
 
 import pytest
 
-from kclrun.consuming.policy import Pacing
 from kclrun.errors import (
     AccessDenied,
     ExpiredIterator,
@@ -16,6 +15,7 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
+from kclrun.lease.policy import Pacing
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.time import Instant

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from kclrun.consuming.policy import Pacing
 from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound
+from kclrun.lease.policy import Pacing
 from kclrun.model.reading import TRIMMED_CODE, PageCursor
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import TRIM_HORIZON

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from kclrun.consuming.commands import AllowDelivery
+from kclrun.lease.commands import AllowDelivery
 from kclrun.leases.capacity import RECOVERY_MAX_S
 from kclrun.protocol.reports import ProcessorFailed
 from kclrun.simulation.fleet import Fleet

@@ -5,7 +5,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from kclrun.consuming.policy import batch_records_max
+from kclrun.lease.policy import batch_records_max
 from kclrun.simulation.world import FleetSettings
 from tests.support.storms.profile import Profile, StrikeKind
 from tests.support.storms.swarm import draw_profile

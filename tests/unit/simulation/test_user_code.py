@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from kclrun.consuming import commands, events
+from kclrun.lease import commands, events
 from kclrun.model.lease import Lease
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON

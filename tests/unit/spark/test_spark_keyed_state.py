@@ -17,7 +17,7 @@ from kclrun.model.sequence import SHARD_END as ENDED
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ALL_HASH_KEYS, HASH_KEY_MAX, HashRange, Shard, ShardGraph
 from kclrun.model.state import StatePlace, Watermarks
-from kclrun.sinks.dead_letters import LetterFolder
+from kclrun.outputs.dead_letters import LetterFolder
 from kclrun.spark.executor.reading import ReadPage
 from kclrun.spark.keyed.names import QueryPlace
 from kclrun.spark.keyed.query_state import BATCHES_KEPT, FleetState, QueryState, written

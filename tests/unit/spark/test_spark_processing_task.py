@@ -21,7 +21,7 @@ from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON as OLDEST
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.sinks.dead_letters import LetterFolder
+from kclrun.outputs.dead_letters import LetterFolder
 from kclrun.spark.executor.reading import ReadPage
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after

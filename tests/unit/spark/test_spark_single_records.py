@@ -9,7 +9,7 @@ import pytest
 from kclrun.errors import ProcessorError, ProcessorLoadError
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
-from kclrun.sinks.dead_letters import LetterFolder
+from kclrun.outputs.dead_letters import LetterFolder
 from kclrun.spark.executor.reading import ReadPage
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON

@@ -10,7 +10,7 @@ from kclrun.errors import NotFound, SettingsError, SinkError, Throttled, Unavail
 from kclrun.model.record import PutEntry
 from kclrun.model.shard import HashRange, Shard
 from kclrun.ports import ShardFilter
-from kclrun.sinks.flow_control import ProducerMetrics, ShardMetrics
+from kclrun.producing.flow_control import ProducerMetrics, ShardMetrics
 from kclrun.spark.options import Reached, SinkSettings, sink_settings
 from kclrun.spark.sink import shards as sink_shards
 from kclrun.spark.sink import writing

@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from kclrun.consuming.subscribing import REFUSED_FOR_GOOD_S, SETTLED_AFTER_S
 from kclrun.errors import AccessDenied, MalformedBody, NotFound, Throttled, Unavailable
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange
+from kclrun.model.subscribing import REFUSED_FOR_GOOD_S, SETTLED_AFTER_S
 from kclrun.spark import subscribed
 from kclrun.spark.stream_set import StreamsSubscriber
 from kclrun.spark.subscribed import FULL_MAX_S, PushedRecords, SubscribedReader, iterator_in

@@ -12,7 +12,7 @@ from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import OF_PARENTS
-from kclrun.sinks.state_versions import StateVersions
+from kclrun.outputs.state_versions import StateVersions
 from kclrun.state import chain as chains
 from kclrun.state.beginning import (
     Empty,

@@ -2,7 +2,7 @@
 
 import threading
 
-from kclrun.consuming import commands, events
+from kclrun.lease import commands, events
 from kclrun.model.lease import Lease
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber

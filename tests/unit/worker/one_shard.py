@@ -4,8 +4,8 @@ import functools
 import time
 from collections import deque
 
-from kclrun.consuming.commands import AllowDelivery
-from kclrun.consuming.policy import Pacing
+from kclrun.lease.commands import AllowDelivery
+from kclrun.lease.policy import Pacing
 from kclrun.local.iterators import ShardQuery
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry

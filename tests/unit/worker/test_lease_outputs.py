@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kclrun.consuming import events
-from kclrun.consuming.commands import CommitOutputs
 from kclrun.errors import SettingsError, SinkError
 from kclrun.ipc.board import boottime
+from kclrun.lease import events
+from kclrun.lease.commands import CommitOutputs
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, OutputPlace, RowsOf, StoredCursors
 from kclrun.model.reading import Replay

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kclrun.consuming import events
-from kclrun.consuming.commands import CommitOutputs
 from kclrun.errors import SettingsError, SinkError
+from kclrun.lease import events
+from kclrun.lease.commands import CommitOutputs
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import TRIM_HORIZON

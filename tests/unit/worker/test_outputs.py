@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kclrun.consuming import events
-from kclrun.consuming.commands import CommitOutputs
 from kclrun.errors import LimitExceeded, SettingsError, SinkError, Superseded
+from kclrun.lease import events
+from kclrun.lease.commands import CommitOutputs
 from kclrun.model.output import Cursor, naming_output
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from kclrun.consuming import events
-from kclrun.consuming.commands import CommitOutputs
 from kclrun.errors import RowsRefused, SettingsError, SinkError, Superseded
+from kclrun.lease import events
+from kclrun.lease.commands import CommitOutputs
 from kclrun.model.output import Cursor, RowTrial
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant

@@ -7,7 +7,6 @@ import time
 import pytest
 
 from kclrun.codec.values import decoding
-from kclrun.consuming import commands, events
 from kclrun.errors import (
     FailedRecords,
     HaltShard,
@@ -20,6 +19,7 @@ from kclrun.errors import (
     SinkError,
     StaleCheckpoint,
 )
+from kclrun.lease import commands, events
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END

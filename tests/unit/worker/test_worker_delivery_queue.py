@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from kclrun.calling.delivery import ConfirmStop
-from kclrun.consuming.commands import (
+from kclrun.lease.commands import (
     AllowDelivery,
     AnswerCheckpoint,
     CallLeaseLost,

@@ -5,11 +5,11 @@ import threading
 import pytest
 
 from kclrun.aws.fan_out import POLLING_NOTICED_S, FanOut
-from kclrun.consuming.subscribing import SILENCE_MAX_S
 from kclrun.errors import AccessDenied, MalformedBody, NotFound, Unavailable
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange
+from kclrun.model.subscribing import SILENCE_MAX_S
 from kclrun.worker.delivery_queue import Exhausted
 from tests.patience import HUNG_S
 from tests.unit.worker.one_shard import BEGINNING, FIRST, Fetching

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from kclrun.codec.aggregator import build_aggregate
-from kclrun.consuming.policy import Pacing
 from kclrun.errors import (
     AccessDenied,
     ExpiredIterator,
@@ -17,6 +16,7 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
+from kclrun.lease.policy import Pacing
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.model.reading import FetchedPage, Replay
 from kclrun.model.record import IteratorType, PutEntry, Record, StartPoint

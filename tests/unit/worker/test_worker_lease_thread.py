@@ -11,10 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from kclrun.consuming import commands, events
-from kclrun.consuming.lease_writer import LeaseWriter
-from kclrun.consuming.policy import LifePolicy
-from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.errors import SinkError, Unavailable
 from kclrun.ipc.board import Segment, boottime
 from kclrun.ipc.channel import Channel, Doorbell
@@ -25,6 +21,10 @@ from kclrun.ipc.messages import (
     channel_to_worker,
     decode_report,
 )
+from kclrun.lease import commands, events
+from kclrun.lease.lease_writer import LeaseWriter
+from kclrun.lease.policy import LifePolicy
+from kclrun.lease.state_machine import LeaseStateMachine
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import OFFERED, Lease
 from kclrun.model.policies import CheckpointPolicy

@@ -20,9 +20,9 @@ from kclrun.model.policies import CheckpointPolicy, ErrorPolicy, FetchPolicy, Lo
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.state import StatePlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.outputs.emitted_rows import EmittedRows
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
-from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker import lease_thread, main
 from kclrun.worker import main as assembly
 from tests.patience import HUNG_S, until

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from kclrun.consuming import events
 from kclrun.ipc.channel import Channel
 from kclrun.ipc.messages import (
     Drain,
@@ -15,6 +14,7 @@ from kclrun.ipc.messages import (
     channel_of_worker,
     channel_to_worker,
 )
+from kclrun.lease import events
 from kclrun.model.wire import WireCredentials
 from kclrun.worker import lease_thread
 from kclrun.worker.lease_thread import ManagerLine

@@ -5,10 +5,10 @@ import os
 import msgspec
 import pytest
 
-from kclrun.consuming import events
 from kclrun.ipc.board import Segment, boottime
 from kclrun.ipc.channel import Doorbell
 from kclrun.ipc.messages import decode_report
+from kclrun.lease import events
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.ports import Outage
 from kclrun.protocol import reports
@@ -16,7 +16,7 @@ from kclrun.protocol.status import WorkerState
 from kclrun.worker.delivery_queue import DeliveryQueue, QueueLimits
 from kclrun.worker.fetching import FetchView
 from kclrun.worker.lease_thread import Reporter
-from tests.unit.consuming.lease_driver import START, Driver, p
+from tests.unit.lease.lease_driver import START, Driver, p
 
 AT_TIP = FetchView(fetched=p(10), at_tip=True, millis_behind_latest=0)
 

@@ -13,8 +13,8 @@ import pytest
 from kclrun.calling.records import CallTerms
 from kclrun.calling.runners import LoopRunner
 from kclrun.codec.values import decoding
-from kclrun.consuming import commands, events
 from kclrun.errors import HaltShard, RetryLater, SinkError
+from kclrun.lease import commands, events
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.processor import Context, KeptRow, RecordProcessor
 from kclrun.protocol.reports import (

@@ -1,0 +1,77 @@
+"""The tables of the lease: states and their diagram, expected and late events.
+
+`tests/scenarios/lease_life.yaml` has what each event leads to in each state.
+"""
+
+import re
+
+import pytest
+
+from kclrun.errors import InvariantViolation
+from kclrun.lease import events, states
+from kclrun.lease.states import EXPECTED, FINAL, LATE, TRANSITIONS, State, Step
+from tests.support.tables import over_rows
+from tests.unit.lease.lease_driver import Driver
+
+
+def diagram():
+    """The docstring's lines as (state, step, state)."""
+    found = set()
+    state = None
+    for line in states.__doc__.splitlines():
+        if not line.startswith("    "):
+            continue
+        if match := re.match(r"    (\w+)\s", line):
+            state = match[1]
+        found |= {(state, step, after) for step, after in re.findall(r"(\w+) → (\w+)", line)}
+    return found
+
+
+def test_the_diagram_in_the_docstring_is_the_table():
+    table = {
+        (state.value, step.value, after.value)
+        for state, row in TRANSITIONS.items()
+        for step, after in row.items()
+    }
+
+    assert diagram() == table
+    assert len(table) == 31
+
+
+def test_every_state_can_be_reached_and_left_unless_it_is_final():
+    reached = {State.CLAIMING}
+    for _ in State:
+        reached |= {after for state in reached for after in TRANSITIONS.get(state, {}).values()}
+
+    assert reached == set(State)
+    assert set(State) - set(TRANSITIONS) == FINAL
+    assert {step for row in TRANSITIONS.values() for step in row} == set(Step)
+
+
+@over_rows("state", sorted(set(State) - FINAL, key=lambda each: each.value))
+def test_from_every_state_there_is_a_way_out(state):
+    reached = {state}
+    for _ in State:
+        reached |= {after for each in reached for after in TRANSITIONS.get(each, {}).values()}
+
+    assert reached & FINAL
+
+
+def test_every_event_has_its_row_and_no_state_both_expects_and_ignores_it():
+    assert set(EXPECTED) == set(events.Event.__args__)
+    assert set(LATE) <= set(EXPECTED)
+    for event, late in LATE.items():
+        assert EXPECTED[event] & late == set()
+
+
+def test_a_step_that_is_not_in_the_table_is_a_bug():
+    with pytest.raises(InvariantViolation, match="lease s0: settled in state claiming"):
+        Driver().life._move(Step.SETTLED)
+
+
+def test_a_state_without_a_claim_is_a_bug():
+    life = Driver().life
+    life.state = State.PROCESSING
+
+    with pytest.raises(InvariantViolation, match="without a claim"):
+        life.check()
