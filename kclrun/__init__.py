@@ -22,13 +22,17 @@ from kclrun.processor import Checkpointer, Context, RecordContext, RecordProcess
 from kclrun.state.timers import Timer
 
 if TYPE_CHECKING:
-    from kclrun.producer import Producer
+    from kclrun.producer import AsyncProducer, Producer
+    from kclrun.producing.delivery import Delivered, Delivery
     from kclrun.reading.stream import Reading, ShardRecord, read
     from kclrun.running import RunResult, run
 
 __all__ = [
+    "AsyncProducer",
     "Checkpointer",
     "Context",
+    "Delivered",
+    "Delivery",
     "ExtendedSequenceNumber",
     "FailedRecords",
     "HaltShard",
@@ -48,6 +52,9 @@ __all__ = [
 
 # Imported at their first use: they load botocore, and a processor needs none.
 _LATER = {
+    "AsyncProducer": "kclrun.producer",
+    "Delivered": "kclrun.producing.delivery",
+    "Delivery": "kclrun.producing.delivery",
     "Producer": "kclrun.producer",
     "Reading": "kclrun.reading.stream",
     "RunResult": "kclrun.running",

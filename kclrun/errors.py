@@ -32,6 +32,7 @@ leaves.
     ├── HostFailed                 this host has no process, memory, descriptor or disk free now
     ├── SinkError                  an output cannot be written: no checkpoint passes its rows
     │   ├── LetterTooLarge           a dead letter does not fit into its queue or stream
+    │   ├── BufferFull               a producer has no room now: put the record again later
     │   ├── OutputLocked             another process has the data file: try again, or another host
     │   └── Superseded               another owner wrote there: begin again from the row
     ├── ProcessorError             user code raised; names the position, never the payload
@@ -57,6 +58,7 @@ from typing import Any, Final
 
 __all__ = [
     "AccessDenied",
+    "BufferFull",
     "ConfigError",
     "DataLoss",
     "EngineFailed",
@@ -275,6 +277,11 @@ class SinkError(KclrunError):
 
 class LetterTooLarge(SinkError):
     """A dead letter does not fit into its queue or stream: no repetition helps."""
+
+
+class BufferFull(SinkError):
+    """`Producer.put`: as many records wait as may wait, and the producer was made with
+    `when_full="raise"`. The record was not accepted: put it again later."""
 
 
 class OutputLocked(SinkError):

@@ -33,6 +33,7 @@ from kclrun.model.quotas import PUT_RECORDS_MAX
 from kclrun.model.record import PutEntry, PutResult
 from kclrun.model.retries import PASSING_OF_WRITES, Retries
 from kclrun.model.shard import Shard
+from kclrun.ports import RecordPutter
 
 # Attempts without any progress. With the sender's backoff (0.1 s doubling to 3 s) they take about
 # half a minute, far longer than any throttling of a stream that accepts records at all.
@@ -104,6 +105,35 @@ class WirePutter:
 
     def prove(self) -> str:
         return probe_stream(self._client, self._stream)
+
+
+class LonePutter:
+    """Implements `ports.RecordPutter` over another: records that the service refuses for good fail
+    alone. It refuses the whole request for one of them, so the records are then sent one by one."""
+
+    def __init__(self, putter: RecordPutter) -> None:
+        self._putter = putter
+
+    def put(self, entries: Sequence[PutEntry]) -> tuple[PutResult, ...]:
+        try:
+            return self._putter.put(entries)
+        except InvalidRequest:
+            if len(entries) == 1:
+                raise
+        return tuple([self._put_one(entry) for entry in entries])
+
+    def _put_one(self, entry: PutEntry) -> PutResult:
+        try:
+            (result,) = self._putter.put([entry])
+        except InvalidRequest as error:
+            return PutResult(error_code=error.code or "InvalidArgumentException")
+        except PASSING_OF_WRITES:
+            # Not known, or not now: the caller sends it again.
+            return PutResult(error_code="InternalFailure")
+        return result
+
+    def prove(self) -> str:
+        return self._putter.prove()
 
 
 def batches(

@@ -89,7 +89,7 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     aggregate: Annotated[
         bool,
-        documented("kinesis: rows of one key share a record, as of the KPL; readers must open it"),
+        documented("kinesis: rows of a shard share a record, as of the KPL; readers must open it"),
     ] = False
     buffer: Annotated[
         ByteSize, documented("bytes of rows that wait for the destination before the lease waits")

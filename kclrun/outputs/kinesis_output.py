@@ -17,10 +17,9 @@ from kclrun.producing.kinesis_producer import KinesisProducer
 
 # As in `message_output.py`.
 GIVE_UP_AFTER_S: Final = 10.0
-# By `aggregates`: without `key` in the settings, so many rows share a partition key. A hundred rows
-# of 500 bytes fill an aggregate. Where each row is a record, ten save most of the MD5s, and a
-# request reaches 50 shards.
-_ROWS_A_KEY: Final = {True: 100, False: 10}
+# Without `key` in the settings, so many rows share a partition key: that saves most of the MD5s,
+# and a request reaches 50 shards.
+_ROWS_A_KEY: Final = 10
 
 
 class KinesisOutput:
@@ -36,7 +35,6 @@ class KinesisOutput:
     ) -> None:
         self._where = f"the stream {place.kinesis}"
         self._encoder = RowEncoder(place)
-        self._spread_over = _ROWS_A_KEY[place.aggregates]
         self._shard_id = of.shard_id
         self._rows = 0
         self._putter = putter
@@ -53,7 +51,7 @@ class KinesisOutput:
     def encode(self, row: Row) -> tuple[Any, int]:
         line, key = self._encoder(row)
         if key is None:
-            key = f"{self._shard_id}-{self._rows // self._spread_over}"
+            key = f"{self._shard_id}-{self._rows // _ROWS_A_KEY}"
             self._rows += 1
         entry = PutEntry(line[:-1], key)
         try:
@@ -86,7 +84,7 @@ class KinesisOutput:
     @property
     def unsent_bytes(self) -> int:
         """As `Output.unsent_bytes`: records that are not acknowledged."""
-        return 0 if self._producer is None else self._producer.waiting_bytes
+        return 0 if self._producer is None else self._producer.pending.backlog.bytes
 
     def commit(self) -> Cursor:
         assert self._producer is not None, "begin was called"
@@ -110,6 +108,6 @@ class KinesisOutput:
             self._producer.close()
 
     def _failed(self, error: ServiceError) -> SinkError:
-        waiting = 0 if self._producer is None else self._producer.waiting_records
+        waiting = 0 if self._producer is None else self._producer.pending.backlog.records
         left = f" ({waiting} records wait)" if waiting else ""
         return SinkError(f"cannot put into {self._where}: {error}{left}")

@@ -172,15 +172,18 @@ class ProducerSettings(msgspec.Struct, frozen=True):
 
     `keeps_order`: the records of a partition key arrive in the order in which they were added. A
     request then holds one record of a key: many keys make full requests. A single key gets as many
-    records a second as there are requests one after the other (25 at 40 ms). `aggregates` is for
-    such keys: the waiting records of one key are sent as one KPL aggregate, in order too. Readers
-    must open aggregates, as every KCL does.
+    records a second as there are requests one after the other (25 at 40 ms).
+    `aggregates`: the waiting records of a shard are sent as KPL aggregates, of any keys, in order
+    too: many more records in a request, and for a hot key. Readers must open aggregates, as every
+    KCL does.
     `concurrency`: requests under way at once. One takes about 40 ms, so four are 50,000 records/s;
     the wire client has eight connections.
     `linger_s`: how long a record may wait for others before a part-filled request is sent (the
     KPL's 100 ms).
     `give_up_after_s`: how long a shard, or the service, may accept nothing before the producer
     raises. A minute is six of the longest pauses, after the ten seconds it takes to reach them.
+    `fails_alone`: a record that was not sent until the deadline of its receipt, or that is refused
+    for good, fails by itself and leaves the producer; nothing is raised then.
     `buffer_records_max`, `buffer_bytes_max`: records waiting or under way; `add` blocks at either.
     50,000 records are the quota of one shard in 50 s: so long may it lag before it holds up the
     others. An empty record costs about 1 kB here, so these records need no more memory than the
@@ -196,6 +199,7 @@ class ProducerSettings(msgspec.Struct, frozen=True):
     buffer_bytes_max: int = 64 * 2**20
     record_bytes_max: int = RECORD_BYTES_DEFAULT
     request_bytes_max: int = REQUEST_BYTES_MAX
+    fails_alone: bool = False
 
 
 class ProducerMetrics(msgspec.Struct, frozen=True):
@@ -205,8 +209,8 @@ class ProducerMetrics(msgspec.Struct, frozen=True):
     service counts them. `requests` were answered; `full_requests` of them held only shards that
     flow control did not slow. `refused_records` were sent again, counted each time;
     `failed_requests` failed as a whole. `waiting_records` and `waiting_bytes` are not acknowledged
-    yet. `shards` is by shard id, and includes the state that earlier producers left in a shared
-    `Flow`.
+    yet. `failed_records` were given up, each with an error of its own. `shards` is by shard id, and
+    includes the state that earlier producers left in a shared `Flow`.
     """
 
     records: int
@@ -218,7 +222,18 @@ class ProducerMetrics(msgspec.Struct, frozen=True):
     failed_requests: int
     waiting_records: int
     waiting_bytes: int
+    failed_records: int
     shards: dict[str, ShardMetrics]
+
+    @property
+    def batch_records(self) -> int:
+        """The smallest batch of any shard now, in records: 500 where no shard is slowed."""
+        return min((shard.batch_records for shard in self.shards.values()), default=PUT_RECORDS_MAX)
+
+    @property
+    def pause_s(self) -> float:
+        """The longest pause between two requests of any shard now: 0 where no shard is slowed."""
+        return max((shard.pause_s for shard in self.shards.values()), default=0.0)
 
     @property
     def full_batch_share(self) -> float:

@@ -286,7 +286,7 @@ class SinkSettings:
     aggregates: bool = option_table.option(
         "aggregate",
         option_table.SWITCH,
-        "`true` packs the records of a key into KPL aggregates: for few keys with many records",
+        "`true` packs the records of a shard into KPL aggregates: more records a request",
         default=False,
     )
     record_bytes_max: int | None = option_table.option(

@@ -52,7 +52,7 @@ def _cost(rounds: int) -> list[Figure]:
 
         def produced(settings: ProducerSettings, keys: int = _KEYS) -> Variant:
             def produce() -> float:
-                producer = KinesisProducer(putter, shards, settings)
+                producer = KinesisProducer(putter, shards, settings, relist=lambda: shards)
                 for entry in _entries(keys):
                     producer.add(entry)
                 producer.flush()

@@ -82,7 +82,7 @@ def by_output(target, data, tmp_path):
 
 def by_producer(target, data, tmp_path):
     with Producer(target.name, region="us-east-1", endpoint_url=target.endpoint.url) as producer:
-        producer.put("k", data)
+        producer.put(data, "k")
 
 
 def by_put(target, data, tmp_path):

@@ -156,7 +156,9 @@ def test_a_producer_with_several_requests_under_way_loses_nothing_and_keeps_the_
     subject = wire_subject(client, f"threads-{mode}")
     settings = ProducerSettings(keeps_order=mode != "unordered", aggregates=mode == "aggregates")
     count = 12_000 if mode == "aggregates" else 7_000
-    producer = KinesisProducer(Refusing(subject.putter), subject.shards(), settings)
+    producer = KinesisProducer(
+        Refusing(subject.putter), subject.shards(), settings, relist=subject.shards
+    )
     for number in range(count):
         producer.add(PutEntry(b"%d" % number, f"key{number % 400}"))
     producer.flush()

@@ -1,5 +1,6 @@
 """`kclrun.Producer` against the embedded stream."""
 
+import asyncio
 import collections
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from kclrun.local.filling import make_stream
 from kclrun.local.server import start_embedded
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.wire import WireCredentials, WireEndpoint
+from tests.patience import HUNG_S
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +52,15 @@ def read(kinesis, stream):
 def test_all_records_are_there_in_order_per_key(kinesis, stream, aggregates):
     with kclrun.Producer(stream, endpoint_url=kinesis.url, aggregates=aggregates) as producer:
         for number in range(5_000):
-            producer.put(f"key {number % 50}", str(number) if number % 2 else b"%d" % number)
+            producer.put(str(number) if number % 2 else b"%d" % number, f"key {number % 50}")
         producer.flush()
         assert producer.waiting_records == 0
-        producer.put("last", "5000")
+        last = producer.put("5000", "last")
 
     raw, records = read(kinesis, stream)
     assert (len(raw) < 1_000) == aggregates
+    where = last.result(0)
+    assert [r.partition_key for r in raw if r.sequence_number == where.sequence_number] == ["last"]
     by_key = collections.defaultdict(list)
     for record in records:
         by_key[record.partition_key].append(int(record.data))
@@ -66,7 +70,7 @@ def test_all_records_are_there_in_order_per_key(kinesis, stream, aggregates):
 
 def test_a_record_that_is_refused_for_good_concerns_no_other(kinesis):
     with kclrun.Producer("errors", endpoint_url=kinesis.url) as producer:
-        producer.put("a", "1")
+        producer.put("1", "a")
         for key, data, kind in (
             ("", "x", LimitExceeded),
             ("k" * 257, "x", LimitExceeded),
@@ -75,46 +79,102 @@ def test_a_record_that_is_refused_for_good_concerns_no_other(kinesis):
             (17, "x", TypeError),
         ):
             with pytest.raises(kind) as refused:
-                producer.put(key, data)
+                producer.put(data, key)
             assert "secret" not in str(refused.value)
-        producer.put("a", "2")
+        producer.put("2", "a")
     assert [record.data for record in read(kinesis, "errors")[1]] == [b"1", b"2"]
     with pytest.raises(SinkError, match="the producer of the stream errors is closed"):
-        producer.put("a", "3")
+        producer.put("3", "a")
     producer.close()
 
 
-def test_an_error_names_the_rest_and_flush_sends_it_again(kinesis, monkeypatch):
-    producer = kclrun.Producer("errors", endpoint_url=kinesis.url, give_up_after_s=0.0)
-    inner = producer._producer._putter
-    monkeypatch.setattr(
-        producer._producer, "_putter", type("Away", (), {"put": lambda _self, _: _throttled()})()
-    )
-    producer.put("b", "10")
-    producer.put("b", "11")
-    with pytest.raises(Throttled, match="2 records are not acknowledged"):
-        producer.flush()
-    with pytest.raises(Throttled):
-        producer.put("b", "12")
-    assert producer.waiting_records == 3
-    producer._producer._putter = inner
-    producer.flush()
-    producer.close()
+def test_records_that_are_not_taken_in_time_fail_and_the_next_are_sent(kinesis, monkeypatch):
+    producer = kclrun.Producer("errors", endpoint_url=kinesis.url, give_up_after_s=0.5)
+    putter = producer._sender._engine._putter
+    monkeypatch.setattr(putter, "put", _throttled)
+    failed = [producer.put(data, "b") for data in ("10", "11")]
+    assert {type(delivery.exception(HUNG_S)) for delivery in failed} == {Throttled}
+    monkeypatch.undo()
+    producer._sender._give_up_after_s = HUNG_S
+    delivery = producer.put("12", "b")
+    assert delivery.result(HUNG_S).shard_id.startswith("shardId-")
+    with pytest.raises(Throttled, match="2 records are not in the stream"):
+        producer.close()
     found = [r.data for r in read(kinesis, "errors")[1] if r.partition_key == "b"]
-    assert found == [b"10", b"11", b"12"]
+    assert found == [b"12"]
 
 
-def _throttled():
+def _throttled(_entries):
     raise Throttled("PutRecords: throttled", operation="PutRecords")
 
 
 def test_a_block_that_raises_does_not_wait_for_its_records(kinesis):
-    with (
-        pytest.raises(ZeroDivisionError),
-        kclrun.Producer("errors", endpoint_url=kinesis.url) as producer,
-    ):
-        producer.put("z", str(1 / 0))
-    assert producer.waiting_records == 0
+    producer = kclrun.Producer("errors", endpoint_url=kinesis.url, linger_s=HUNG_S)
+    delivery = producer.put("1", "z")
+    with pytest.raises(ZeroDivisionError), producer:
+        producer.put(str(1 / 0), "z")
+    with pytest.raises(SinkError, match="was left by ZeroDivisionError"):
+        delivery.result(HUNG_S)
+
+
+def test_a_program_that_ends_without_close_says_how_many_records_it_left(kinesis):
+    program = (
+        "import kclrun, sys\n"
+        "producer = kclrun.Producer('errors', endpoint_url=sys.argv[1], linger_s=600)\n"
+        "producer.put('1', 'a')\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, kinesis.url], capture_output=True, text=True, check=True
+    )
+    assert "the program ends while 1 records of Producer('errors') wait" in ended.stderr
+
+
+FORKING = """
+import os, sys, kclrun
+from kclrun.errors import SinkError
+with kclrun.Producer("errors", endpoint_url=sys.argv[1], linger_s=0.0) as producer:
+    producer._sender._lock.acquire()  # as any thread of the parent may hold it
+    if os.fork() == 0:
+        for call in (lambda: producer.put("2", "child"), producer.flush, producer.metrics):
+            try:
+                call()
+            except SinkError as error:
+                assert "before this process was forked" in str(error)
+            else:
+                os._exit(1)
+        producer.close()
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+    producer._sender._lock.release()
+    producer.put("1", "parent").result(60)
+"""
+
+
+def test_a_child_of_a_fork_is_refused_and_the_parent_goes_on(kinesis):
+    program = [sys.executable, "-c", FORKING, kinesis.url]
+    subprocess.run(program, check=True, timeout=HUNG_S)
+
+    keys = {record.partition_key for record in read(kinesis, "errors")[1]}
+    assert "parent" in keys
+    assert "child" not in keys
+
+
+def test_a_producer_of_asyncio_waits_for_room_without_the_loop(kinesis):
+    async def put_all():
+        async with kclrun.AsyncProducer(
+            "aggregated", endpoint_url=kinesis.url, buffer_records_max=10, aggregates=True
+        ) as producer:
+            deliveries = [await producer.put(str(n), f"async {n % 7}") for n in range(100)]
+            await producer.flush()
+            return [await delivery for delivery in deliveries]
+
+    places = asyncio.run(put_all())
+    assert len({(place.sequence_number, place.sub_sequence_number) for place in places}) == 100
+    found = [r for r in read(kinesis, "aggregated")[1] if r.partition_key.startswith("async")]
+    assert sorted(int(record.data) for record in found) == list(range(100))
+
+    with pytest.raises(SinkError, match="opened by `async with`"):
+        kclrun.AsyncProducer("aggregated").metrics()
 
 
 def test_a_stream_that_is_not_there_is_named(kinesis):

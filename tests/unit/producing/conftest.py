@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kclrun.codec.kpl import open_aggregates
+from kclrun.codec.kpl import effective_hash_key, open_aggregates
 from kclrun.local.limits import AWS_LIMITS
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.model.record import IteratorType, PutEntry, PutResult, Record, StartPoint
@@ -48,6 +48,19 @@ class VirtualStream:
     def read(self) -> dict[str, list[Record]]:
         """Every user record, by shard; a child's id comes after its parents'."""
         return {shard.shard_id: self._read(shard.shard_id) for shard in self.shards()}
+
+    def read_as_the_kcl(self) -> dict[str, list[Record]]:
+        """As `read`, without the user records that are outside of their shard's hash keys."""
+        ranges = {shard.shard_id: shard.hash_range for shard in self.shards()}
+        return {
+            shard_id: [
+                record
+                for record in records
+                if effective_hash_key(record.partition_key, record.explicit_hash_key)
+                in ranges[shard_id]
+            ]
+            for shard_id, records in self.read().items()
+        }
 
     def _read(self, shard_id: str) -> list[Record]:
         iterator = self.model.iterator(shard_id, StartPoint(IteratorType.TRIM_HORIZON))

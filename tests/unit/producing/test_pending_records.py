@@ -17,7 +17,8 @@ from kclrun.errors import (
 from kclrun.model.record import PutEntry, PutResult, Record
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.producing.flow_control import Flow, ProducerSettings
-from kclrun.producing.pending_records import AGGREGATE_BYTES_MAX, PendingRecords
+from kclrun.producing.packing import AGGREGATE_BYTES_MAX
+from kclrun.producing.pending_records import PendingRecords
 
 HALF = 2**127
 LOW, HIGH = "shardId-000000000000", "shardId-000000000001"
@@ -138,22 +139,22 @@ def test_without_order_only_what_was_refused_is_sent_again():
     assert numbers(again) == [1, 3]
 
 
-def test_what_waits_of_a_key_goes_as_one_aggregate():
+def test_what_waits_of_a_shard_goes_as_one_aggregate_and_one_record_as_it_is():
     core = pending(aggregates=True)
     for number in range(100):
-        core.add(low(number, "a"))
-    core.add(low(100, "alone"))
+        core.add(low(number, f"key{number % 7}"))
+    core.add(high(100, "alone"))
 
     request = core.take(now=0.0, hurried=True)
     core.settle(request, taken(request), now=0.0)
 
     assert [put.user_records for put in request.entries] == [100, 1]
-    assert numbers(request) == list(range(101))
+    assert sorted(numbers(request)) == list(range(101))
     assert request.entries[1].data == b"100"
     assert (core.metrics(0.0).records, core.metrics(0.0).user_records) == (2, 101)
 
 
-def test_an_aggregate_stops_at_its_size_and_at_another_hash_key():
+def test_an_aggregate_stops_at_its_size_and_at_another_hash_key_of_its_key():
     core = pending(aggregates=True)
     payload = b"x" * 20_000
     for hash_key in ("0", "0", "0", "1"):
@@ -166,6 +167,127 @@ def test_an_aggregate_stops_at_its_size_and_at_another_hash_key():
 
     assert [count for [(count, _)] in sizes] == [2, 1, 1]
     assert all(size <= AGGREGATE_BYTES_MAX == 51_200 for [(_, size)] in sizes)
+
+
+CHILDREN = (
+    Shard(LOW, HashRange(0, HALF - 1), "1", "9"),
+    Shard("left", HashRange(0, HALF // 2 - 1), "9"),
+    Shard("right", HashRange(HALF // 2, HALF - 1), "9"),
+    TWO[1],
+)
+
+
+def test_an_aggregate_in_the_wrong_child_sends_again_what_does_not_belong_there():
+    """The service splits the lower shard while an aggregate of both halves is under way."""
+    core = pending(aggregates=True)
+    core.add(entry(0, "left", "0"))
+    core.add(entry(1, "right", str(HALF - 1)))
+    core.add(entry(2, "left", "0"))
+    request = core.take(now=0.0, hurried=True)
+    core.settle(request, [PutResult("7", "left")], now=0.0)
+    core.add(entry(3, "right", str(HALF - 1)))
+
+    assert (core.backlog.records, core.is_stale, core.waits_for_listing) == (4, True, True)
+    assert core.take(now=9.0, hurried=True) is None, "its keys are under way"
+    core.remap(TWO)  # a listing that is too old
+    assert (core.is_stale, core.take(now=9.0, hurried=True)) == (True, None)
+    core.remap(CHILDREN)
+    again = core.take(now=9.0, hurried=True)
+
+    assert numbers(again) == [1, 3]
+    core.settle(again, [PutResult("8", "right")], now=9.0)
+    assert (core.backlog.records, core.backlog.bytes, core.is_stale) == (0, 0, False)
+    assert core.metrics(9.0).user_records == 4
+
+
+def test_an_aggregate_in_a_shard_that_is_never_listed_is_sent_again():
+    core = pending(aggregates=True)
+    core.add(entry(0, "left", "0"))
+    core.add(entry(1, "right", str(HALF - 1)))
+    request = core.take(now=0.0, hurried=True)
+    core.settle(request, [PutResult("7", "gone")], now=0.0)
+    listings = 0
+    while core.waits_for_listing:
+        core.remap(TWO)
+        listings += 1
+
+    assert listings == 5
+    assert sorted(numbers(core.take(now=9.0, hurried=True))) == [0, 1]
+
+
+class Kept:
+    def __init__(self, deadline=inf):
+        self.deadline = deadline
+
+
+def test_a_receipt_has_the_place_of_its_record_in_the_stream():
+    core = pending(aggregates=True, fails_alone=True)
+    receipts = [Kept() for _ in range(4)]
+    for number, receipt in enumerate(receipts[:3]):
+        core.add_checked(low(number, f"key{number}"), 5, receipt)
+    core.add_checked(high(3), 5, receipts[3])
+    request = core.take(now=0.0, hurried=True)
+    core.settle(request, [PutResult("11", LOW), PutResult("22", HIGH)], now=0.0)
+
+    found = {outcome.receipt: outcome[1:] for outcome in core.backlog.outcomes}
+    assert [found[receipt] for receipt in receipts[:3]] == [
+        (LOW, "11", number, None) for number in range(3)
+    ]
+    assert found[receipts[3]] == (HIGH, "22", None, None)
+
+
+@pytest.mark.parametrize("aggregates", [False, True])
+def test_records_that_wait_beyond_their_deadline_fail_alone_and_those_under_way_do_not(aggregates):
+    core = pending(aggregates=aggregates, fails_alone=True)
+    early, late, other = Kept(10.0), Kept(20.0), Kept(10.0)
+    core.add_checked(low(0, "a"), 2, early)
+    core.add_checked(low(1, "a"), 2, late)
+    core.add_checked(high(2, "b"), 2, other)
+    request = core.take(now=0.0, hurried=True)
+    results = [
+        THROTTLED if shard_of(put) == LOW else PutResult("1", HIGH) for put in request.entries
+    ]
+    core.expire(10.0)
+    assert core.backlog.outcomes == [], "they are under way"
+    core.settle(request, results, now=10.0)
+    core.expire(10.0)
+
+    failed = {outcome.receipt: outcome.error for outcome in core.backlog.outcomes}
+    assert isinstance(failed[early], Throttled)
+    assert LOW in str(failed[early])
+    assert failed[other] is None
+    assert late not in failed
+    assert (core.backlog.records, core.backlog.bytes) == (1, 2)
+    core.expire(20.0)
+    assert [outcome.receipt for outcome in core.backlog.outcomes][-1] is late
+    assert (core.backlog.records, core.take(now=99.0, hurried=True)) == (0, None)
+    assert core.metrics(0.0).failed_records == 2
+
+
+def test_a_record_that_is_refused_for_good_fails_alone():
+    core = pending(fails_alone=True)
+    refused_one, taken_one = Kept(), Kept()
+    core.add_checked(low(0, "a"), 2, refused_one)
+    core.add_checked(low(1, "b"), 2, taken_one)
+    request = core.take(now=0.0, hurried=True)
+    core.settle(request, [PutResult(error_code="AccessDenied"), PutResult("1", LOW)], now=0.0)
+
+    found = {outcome.receipt: outcome.error for outcome in core.backlog.outcomes}
+    assert isinstance(found[refused_one], InvalidRequest)
+    assert found[taken_one] is None
+    assert core.backlog.records == 0
+
+
+def test_a_request_that_is_refused_for_good_fails_its_records_and_the_next_of_their_keys_go_on():
+    core = pending(fails_alone=True)
+    receipts = [Kept(), Kept()]
+    for number, receipt in enumerate(receipts):
+        core.add_checked(low(number, "a"), 2, receipt)
+    error = InvalidRequest("no", operation="PutRecords")
+    core.drop(core.take(now=0.0, hurried=True), error)
+
+    assert [outcome.error for outcome in core.backlog.outcomes] == [error]
+    assert numbers(core.take(now=0.0, hurried=True)) == [1]
 
 
 def test_what_is_an_aggregate_already_is_not_put_into_another():
@@ -492,11 +614,11 @@ def test_a_shard_that_takes_a_little_is_not_given_up():
         core.add(low(number, f"key{number}"))
 
     now = 0.0
-    while core.waiting_records:
+    while core.backlog.records:
         request = core.take(now, hurried=True)
         only_one = [PutResult("1", LOW), *[THROTTLED] * (len(request.entries) - 1)]
         core.settle(request, only_one, now)
-        now = max(now, core.due_at(now, hurried=True)) if core.waiting_records else now
+        now = max(now, core.due_at(now, hurried=True)) if core.backlog.records else now
 
     assert now > 600
     assert core.metrics(now).records == 150
@@ -512,7 +634,7 @@ def test_the_budget_starts_anew_with_each_record_taken():
         is_taken = now % 50 == 25
         core.settle(request, taken(request) if is_taken else refused(request), float(now))
 
-    assert core.waiting_records == 0
+    assert core.backlog.records == 0
 
 
 def test_an_internal_failure_is_sent_again_and_is_unavailable_in_the_end():
@@ -589,7 +711,7 @@ def test_an_answer_from_an_unknown_shard_makes_the_map_stale_and_a_new_one_moves
     core.settle(request, [PutResult("2", "shardId-000000000003")], now=0.0)
 
     assert not core.is_stale
-    assert core.waiting_records == 0
+    assert core.backlog.records == 0
     assert set(core.metrics(0.0).shards) == {LOW, "shardId-000000000003"}
 
 
@@ -600,7 +722,7 @@ def test_an_answer_that_names_no_shard_says_nothing_about_the_map(core):
     core.settle(request, [PutResult("1")], now=0.0)
 
     assert not core.is_stale
-    assert core.waiting_records == 0
+    assert core.backlog.records == 0
 
 
 def test_a_stream_without_an_open_shard_is_refused():
@@ -624,7 +746,7 @@ def test_an_impossible_record_is_refused_and_not_held(core, impossible):
     with pytest.raises(LimitExceeded):
         core.add(impossible)
 
-    assert core.waiting_records == 0
+    assert core.backlog.records == 0
     assert core.take(now=1.0, hurried=True) is None
 
 

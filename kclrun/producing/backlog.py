@@ -1,0 +1,108 @@
+"""The records that a producer has accepted and that are not done, and what became of the others.
+
+Pure. `pending_records.py` decides; here is what is true of each record.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kclrun import errors
+from kclrun.model.record import PutEntry
+from kclrun.producing.shard_queues import KeyQueue, Receipt, Waiting, weight_of
+
+
+class Outcome(NamedTuple):
+    """What became of one record. `error` None: it is in the stream, at this place; in an aggregate
+    it is user record number `sub_sequence_number`."""
+
+    receipt: Receipt
+    shard_id: str
+    sequence_number: str
+    sub_sequence_number: int | None
+    error: errors.KclrunError | None
+
+
+class Place(NamedTuple):
+    """A record of the stream: its shard and its number there."""
+
+    shard_id: str
+    sequence_number: str
+
+
+class Backlog:
+    """The records by their key queues, and `outcomes`: of records with a receipt.
+
+    A record leaves by `deliver` or `fail`, once, from the front of its key queue.
+    """
+
+    def __init__(self, *, is_ordered: bool) -> None:
+        self._is_ordered = is_ordered
+        self._by_key: dict[str, KeyQueue] = {}
+        self._unordered: set[KeyQueue] = set()
+        self.records = self.bytes = 0
+        self.delivered = self.failed = 0
+        self.outcomes: list[Outcome] = []
+
+    def add(
+        self, entry: PutEntry, size_bytes: int, receipt: Receipt | None
+    ) -> tuple[KeyQueue, bool]:
+        """Accept a record. Returns its key queue, and whether it was made for it."""
+        key = entry.partition_key if self._is_ordered else None
+        key_queue = None if key is None else self._by_key.get(key)
+        is_new = key_queue is None
+        if key_queue is None:
+            key_queue = KeyQueue(key)
+            if key is None:
+                self._unordered.add(key_queue)
+            else:
+                self._by_key[key] = key_queue
+        key_queue.entries.append(Waiting(entry, size_bytes, receipt))
+        key_queue.weight += weight_of(size_bytes)
+        self.records += 1
+        self.bytes += size_bytes
+        return key_queue, is_new
+
+    def deliver(self, key_queue: KeyQueue, place: Place, sub_sequence_number: int | None) -> None:
+        """The stream has the first record of the key queue."""
+        record = key_queue.entries.popleft()
+        key_queue.weight -= weight_of(record.size_bytes)
+        self._leave(record)
+        self.delivered += record.entry.user_records
+        if record.receipt is not None:
+            self.outcomes.append(Outcome(record.receipt, *place, sub_sequence_number, None))
+
+    def fail(self, key_queue: KeyQueue, error: errors.KclrunError) -> None:
+        """The first record of the key queue was given up."""
+        record = key_queue.entries.popleft()
+        key_queue.weight -= weight_of(record.size_bytes)
+        self.fail_taken(record, error)
+
+    def fail_taken(self, record: Waiting, error: errors.KclrunError) -> None:
+        """A record that was taken out of its key queue was given up."""
+        self._leave(record)
+        self.failed += record.entry.user_records
+        if record.receipt is not None:
+            self.outcomes.append(Outcome(record.receipt, "", "", None, error))
+
+    def remove(self, key_queue: KeyQueue) -> None:
+        """The key queue is empty."""
+        if key_queue.key is None:
+            self._unordered.discard(key_queue)
+        else:
+            self._by_key.pop(key_queue.key, None)
+
+    def fail_all(self, error: errors.KclrunError) -> None:
+        """Every record was given up."""
+        for key_queue in (*self._by_key.values(), *self._unordered):
+            while key_queue.entries:
+                self.fail(key_queue, error)
+
+    def take_outcomes(self) -> list[Outcome]:
+        """What became of records since the last call."""
+        outcomes, self.outcomes = self.outcomes, []
+        return outcomes
+
+    def _leave(self, record: Waiting) -> None:
+        self.records -= 1
+        self.bytes -= record.size_bytes

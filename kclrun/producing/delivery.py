@@ -1,0 +1,127 @@
+"""What became of one record that was put: `Delivery`, as the future of `concurrent.futures`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Generator
+from typing import Final, NamedTuple
+
+from kclrun.errors import KclrunError
+from kclrun.producing.backlog import Outcome
+
+_LOG: Final = logging.getLogger("kclrun.producer")
+
+
+class Delivered(NamedTuple):
+    """Where a record is in the stream. In a KPL aggregate it is user record number
+    `sub_sequence_number`, from 0, of the record with this sequence number; otherwise None."""
+
+    shard_id: str
+    sequence_number: str
+    sub_sequence_number: int | None
+
+
+class Delivery:
+    """What becomes of one record that `Producer.put` has accepted.
+
+    It is done when the stream has the record, or when the producer has given the record up. All
+    threads may use it, and `await delivery` waits for it in asyncio.
+    """
+
+    __slots__ = ("_callbacks", "_condition", "_outcome", "batch", "deadline")
+
+    def __init__(self, condition: threading.Condition, deadline: float, batch: int) -> None:
+        self._condition = condition
+        self._outcome: Outcome | None = None
+        self._callbacks: list[Callable[[Delivery], object]] | None = None
+        self.deadline = deadline
+        self.batch = batch
+
+    def done(self) -> bool:
+        """Whether the stream has the record, or the producer has given it up."""
+        return self._outcome is not None
+
+    def result(self, timeout: float | None = None) -> Delivered:
+        """Wait until the record is done, at most `timeout` seconds. Returns where it is.
+
+        A record waits up to `linger_s` for others first; `Producer.flush` sends it at once.
+
+        Raises: Throttled, Unavailable or OutcomeUnknown if the record was not sent within
+        `give_up_after_s`; AccessDenied, NotFound or InvalidRequest as the service refused it;
+        SinkError if the producer was closed by an error of its block; TimeoutError if it is not
+        done in time: the producer goes on with it.
+        """
+        outcome = self._awaited(timeout)
+        if outcome.error is not None:
+            raise outcome.error
+        return Delivered(outcome.shard_id, outcome.sequence_number, outcome.sub_sequence_number)
+
+    def exception(self, timeout: float | None = None) -> KclrunError | None:
+        """Wait as `result`. Returns why the record is not in the stream; None if it is there."""
+        return self._awaited(timeout).error
+
+    def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
+        """Call `callback(delivery)` once it is done; at once if it is.
+
+        The call is made by the producer's thread, which sends nothing meanwhile: it has to be
+        short, and must not wait for this producer. What it raises is logged.
+        """
+        with self._condition:
+            if self._outcome is None:
+                self._callbacks = [*(self._callbacks or ()), callback]
+                return
+        callback(self)
+
+    def __await__(self) -> Generator[None, None, Delivered]:
+        if self._outcome is None:
+            loop = asyncio.get_running_loop()
+            done = asyncio.Event()
+            self.add_done_callback(lambda _: _in_loop(loop, done.set))
+            yield from done.wait().__await__()
+        return self.result(0)
+
+    def settle(self, outcome: Outcome) -> bool:
+        """For the producer, which holds the condition: it is done. Returns whether callbacks wait
+        for it: `call_back` comes next, without the condition."""
+        self._outcome = outcome
+        return self._callbacks is not None
+
+    def call_back(self) -> None:
+        """For the producer: make the calls of `add_done_callback`."""
+        for callback in self._callbacks or ():
+            try:
+                callback(self)
+            except Exception:  # noqa: BLE001 - user code; the other records must go on
+                _LOG.exception("a callback of a delivery failed")
+        self._callbacks = None
+
+    def __repr__(self) -> str:
+        outcome = self._outcome
+        if outcome is None:
+            return "Delivery(waiting)"
+        if outcome.error is not None:
+            return f"Delivery(failed: {type(outcome.error).__name__})"
+        return f"Delivery({outcome.shard_id}, {outcome.sequence_number})"
+
+    def _awaited(self, timeout: float | None) -> Outcome:
+        if self._outcome is None:
+            if threading.current_thread().name == SENDER and timeout != 0:
+                raise RuntimeError(
+                    "a callback of a delivery runs in the thread that sends and must not wait"
+                )
+            with self._condition:
+                self._condition.wait_for(self.done, timeout)
+        if self._outcome is None:
+            raise TimeoutError("the record is not acknowledged yet")
+        return self._outcome
+
+
+# The name of the thread that sends.
+SENDER: Final = "kclrun-producer"
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call)
