@@ -47,7 +47,7 @@ from kclrun.model.shard import Shard
 from kclrun.model.stream import (
     ONLY_STREAM,
     StreamKey,
-    called,
+    display_name,
     is_change_stream,
     is_loopback_host,
     region_of,
@@ -585,8 +585,8 @@ def why_other_kind(leases: Iterable[Lease], table: str, *, is_of_several: bool) 
     else:
         begun, here, advice = "streams:", "stream:", "keep `streams:`, with one entry if need be"
     return (
-        f"lease table {table} was begun with `{begun}` (as its lease {called(wrong)} shows); with"
-        f" `{here}` leases have other keys, and every shard would begin anew at the start\n"
+        f"lease table {table} was begun with `{begun}` (as its lease {display_name(wrong)} shows);"
+        f" with `{here}` leases have other keys, and every shard would begin anew at the start\n"
         f"Either {advice},\n"
         "or begin anew on purpose: name another table (leases.table)"
     )

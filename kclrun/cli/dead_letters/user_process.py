@@ -32,7 +32,7 @@ from kclrun.model.output import redriven as redriven_from
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.text import harmless
+from kclrun.model.text import sanitize
 from kclrun.model.time import WallTime, backoff_s
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import Output
@@ -232,7 +232,7 @@ def _registry(job: RedriveJob) -> Callable[[], Decode]:
 
 
 def _short(error: str) -> str:
-    return harmless(error)[:_ERROR_CHARACTERS_MAX]
+    return sanitize(error)[:_ERROR_CHARACTERS_MAX]
 
 
 # Pauses of 0.5, 1 and 2 s: a connection is repaired in them. Its operator waits for the verb, and
