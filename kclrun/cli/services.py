@@ -41,7 +41,7 @@ from kclrun.leases.auditing import why_another_stream
 from kclrun.leases.stream_rows import key_in_table, near_misses
 from kclrun.model import statuses
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.output import OutputPlace, RowsOf, setting_of
+from kclrun.model.output import OutputDestination, RowsOf, setting_of
 from kclrun.model.record import Measurement
 from kclrun.model.shard import Shard
 from kclrun.model.stream import (
@@ -259,7 +259,7 @@ class Aws:
         store = partial(open_versions, state, "check", self.kinesis, self.credentials.current)
         return (("state", partial(_checked, "state", store)), *places)
 
-    def _check_output(self, place: OutputPlace) -> str:
+    def _check_output(self, place: OutputDestination) -> str:
         """The destination in words, as `_checked`."""
         opening: Callable[[], Checkable] = partial(
             open_output, place, _NO_ROWS, self.kinesis, self.credentials.current

@@ -21,14 +21,14 @@ from kclrun.lease.commands import ExitCause
 from kclrun.lease.lease_writer import (
     Answer,
     LeaseWriter,
-    Verdict,
     VerdictKind,
+    WriteVerdict,
     stalled,
     why_not_begun,
     written_again,
 )
 from kclrun.lease.outputs import OutputCommits, moved_past_outputs, wanted_commit
-from kclrun.lease.policy import LifePolicy, Metering
+from kclrun.lease.policy import LeasePolicy, LoadMeter
 from kclrun.lease.shard_end import (
     CHILDREN_RETRY_S,
     LOST_GRACE_S,
@@ -52,7 +52,7 @@ from kclrun.lease.states import (
     SILENT,
     TRANSITIONS,
     State,
-    Step,
+    Transition,
     require_late,
 )
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -70,7 +70,7 @@ class LeaseStateMachine:
 
     def __init__(
         self,
-        policy: LifePolicy,
+        policy: LeasePolicy,
         chance: Callable[[], float],
         cpu_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -95,7 +95,7 @@ class LeaseStateMachine:
         self._keeps_lease = False  # withdrawn for a restart only: the row stays ours
         self._manager_gone = False
         self._permit = DeliveryPermit(one_batch_a_checkpoint=policy.checkpoint.mode == "batch")
-        self._metering = Metering(cpu_s)
+        self._metering = LoadMeter(cpu_s)
         self._saved_instant = Instant(0.0)
         self._put_off_until = Instant(0.0)  # the last checkpoint failed: no other before this
         self._is_initialized = False
@@ -221,7 +221,7 @@ class LeaseStateMachine:
                 return self._put_children_off(message, now)
             case events.ShardExhausted(children, is_expired):
                 self._shard_end.exhaust(children, is_expired=is_expired)
-                self._move(Step.EXHAUSTED)
+                self._move(Transition.EXHAUSTED)
                 if is_expired:
                     return (records_expired(self.own.confirmed),)
             case events.CheckpointRequested(request, position):
@@ -280,7 +280,7 @@ class LeaseStateMachine:
                 result = ()
         return result + self._warn_once(verdict.reason)
 
-    def _send_again(self, verdict: Verdict, now: Instant) -> Commands:
+    def _send_again(self, verdict: WriteVerdict, now: Instant) -> Commands:
         """Send the change again after its pause. A renewal may go before a checkpoint that fails,
         where the state allows it: a full disk costs no lease."""
         assert verdict.change is not None, "a repetition names its change"
@@ -304,18 +304,18 @@ class LeaseStateMachine:
             case writes.Checkpoint():
                 return self._saved(now)
             case writes.CreateChildren() if self.state is State.CREATING:  # not withdrawn
-                self._move(Step.CHILDREN_CREATED)
+                self._move(Transition.CHILDREN_CREATED)
             case writes.NameChildren():
-                self._move(Step.CHILDREN_NAMED)
+                self._move(Transition.CHILDREN_NAMED)
                 return (commands.CallShardEnded(),)
             case writes.End():
                 ended = reports.ShardEnded(self._shard_end.child_ids)
                 answers = self._requests.answer(SHARD_END)
-                return answers + self._finish(Step.SHARD_END_WRITTEN, ended, ExitCause.DONE)
+                return answers + self._finish(Transition.SHARD_END_WRITTEN, ended, ExitCause.DONE)
             case writes.Release() | writes.Offer() | writes.HandOver():
                 saved = self._saved(now)
                 released = given_away(change)
-                return saved + self._finish(Step.RELEASE_WRITTEN, released, ExitCause.DONE)
+                return saved + self._finish(Transition.RELEASE_WRITTEN, released, ExitCause.DONE)
         return ()
 
     def _claimed(self, now: Instant) -> Commands:
@@ -328,9 +328,9 @@ class LeaseStateMachine:
         self._metering.begin(now)
         claimed = reports.LeaseClaimed(row.counter, row.checkpoint)
         if self._is_withdrawn or self._is_asked_for(now):
-            self._move(Step.WITHDRAWN)
+            self._move(Transition.WITHDRAWN)
             return (claimed,)
-        self._move(Step.CLAIMED)
+        self._move(Transition.CLAIMED)
         if self.policy.has_storing_outputs and row.is_moved_past_outputs:
             self._fail(moved_past_outputs(row))
             return (claimed,)
@@ -366,9 +366,9 @@ class LeaseStateMachine:
             case State.INITIALIZING, events.CallReturned():
                 self._is_initialized = True
                 self._saved_instant = now
-                self._move(Step.READY)
+                self._move(Transition.READY)
             case State.CLOSING, events.CallReturned():
-                self._move(Step.CLOSED)
+                self._move(Transition.CLOSED)
             case _, ProcessorFailed():
                 self._fail(event)
         return ()
@@ -393,7 +393,7 @@ class LeaseStateMachine:
         if self._lost is not None:
             self._lost.user_code_is_done = True
         else:
-            self._move(Step.STOPPED)
+            self._move(Transition.STOPPED)
 
     def _late_checkpoint(self) -> writes.LateCheckpoint | None:
         """The late checkpoint that a lost lease leaves for the next owner, if there is one [P19].
@@ -417,7 +417,7 @@ class LeaseStateMachine:
         confirmed = saved if self._is_manual else max(saved, self.commits.confirmed)
         return self.commits.covered(position, confirmed, saved)
 
-    def _move(self, step: Step) -> None:
+    def _move(self, step: Transition) -> None:
         try:
             self.state = TRANSITIONS[self.state][step]
         except KeyError:
@@ -444,7 +444,7 @@ class LeaseStateMachine:
         self._is_withdrawn, self._keeps_lease = True, keeps_lease
         if self.state not in MAY_WITHDRAW:
             return ()
-        self._move(Step.WITHDRAWN)
+        self._move(Transition.WITHDRAWN)
         return self._permit.stop()
 
     def _hand_over(self, reason: str, now: Instant) -> Commands:
@@ -460,14 +460,14 @@ class LeaseStateMachine:
 
     def _fail(self, failure: ProcessorFailed) -> None:
         self._failure = failure
-        self._move(Step.FAILED)
+        self._move(Transition.FAILED)
 
     def _lose(
         self, reason: str, now: Instant, *, is_host_fault: bool = False, begins_again: bool = False
     ) -> Commands:
         if self.state is State.CLAIMING:
             return self._refuse(reason)
-        self._move(Step.LOST)
+        self._move(Transition.LOST)
         self.own.in_flight.end()
         let_go_instant = now if self._manager_gone else Instant(now + LOST_GRACE_S)
         self._lost = LostLease(
@@ -477,9 +477,9 @@ class LeaseStateMachine:
 
     def _refuse(self, reason: str) -> Commands:
         self.own.in_flight.end()
-        return self._finish(Step.REFUSED, reports.StartUnclaimed(reason), ExitCause.UNCLAIMED)
+        return self._finish(Transition.REFUSED, reports.StartUnclaimed(reason), ExitCause.UNCLAIMED)
 
-    def _finish(self, step: Step, report: Report, cause: ExitCause) -> Commands:
+    def _finish(self, step: Transition, report: Report, cause: ExitCause) -> Commands:
         self._move(step)
         answers = self._requests.refuse_all(f"the lease is {self.state.value}")
         return (*answers, report, commands.Exit(cause))
@@ -506,10 +506,12 @@ class LeaseStateMachine:
         """Stop waiting. The kind of the report is the cause: the lease, the host, or the row."""
         reason = lost_lease.words
         if lost_lease.is_host_fault:
-            return self._finish(Step.LET_GO, reports.ProcessBroke(reason), ExitCause.HOST)
+            return self._finish(Transition.LET_GO, reports.ProcessBroke(reason), ExitCause.HOST)
         if lost_lease.begins_again:
-            return self._finish(Step.LET_GO, reports.ProcessReplaced(reason), ExitCause.REPLACED)
-        return self._finish(Step.LET_GO, reports.LeaseLost(reason), ExitCause.LOST)
+            return self._finish(
+                Transition.LET_GO, reports.ProcessReplaced(reason), ExitCause.REPLACED
+            )
+        return self._finish(Transition.LET_GO, reports.LeaseLost(reason), ExitCause.LOST)
 
     @property
     def _must_leave_by(self) -> Instant | None:
@@ -572,11 +574,11 @@ class LeaseStateMachine:
         is_last = self.state is State.RELEASING and not self._has_last_checkpoint_to_write
         if is_last and not self.commits.is_last_awaited(now):
             kept = reports.LeaseKept(self._is_paused)
-            return self._finish(Step.RELEASE_WRITTEN, kept, ExitCause.DONE)
+            return self._finish(Transition.RELEASE_WRITTEN, kept, ExitCause.DONE)
         if change is None and self.state is State.FAILING and not self.commits.is_last_awaited(now):
             assert self._failure is not None, "failing without a failure"
             cause = ExitCause.HOST if self._failure.is_host_fault else ExitCause.FAILED
-            return self._finish(Step.SETTLED, self._failure, cause)
+            return self._finish(Transition.SETTLED, self._failure, cause)
         if change is None and not self._manager_gone:
             assert own.renewal_instant is not None, "no renewal before the claim"
             if now >= own.renewal_instant:
@@ -620,10 +622,12 @@ class LeaseStateMachine:
             case writes.CreateChildren():
                 return result + self._send(step)
             case ChildrenExist():
-                self._move(Step.CHILDREN_CREATED)
+                self._move(Transition.CHILDREN_CREATED)
                 if shard_end.child_ids:
                     return result + self._write_what_is_due(now)
-                self._move(Step.CHILDREN_NAMED)  # the children were trimmed, too: none to name
+                self._move(
+                    Transition.CHILDREN_NAMED
+                )  # the children were trimmed, too: none to name
                 return (*result, commands.CallShardEnded(), *self._save_or_renew(now))
             case Deferred(reason):
                 return self._put_children_off(reason, now)

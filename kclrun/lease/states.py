@@ -63,7 +63,7 @@ class State(enum.Enum):
     __hash__ = object.__hash__
 
 
-class Step(enum.Enum):
+class Transition(enum.Enum):
     """A step from one state to the next."""
 
     CLAIMED = "claimed"
@@ -83,45 +83,49 @@ class Step(enum.Enum):
     LET_GO = "let_go"
 
 
-TRANSITIONS: Final[Mapping[State, Mapping[Step, State]]] = {
+TRANSITIONS: Final[Mapping[State, Mapping[Transition, State]]] = {
     State.CLAIMING: {
-        Step.CLAIMED: State.INITIALIZING,
-        Step.REFUSED: State.UNCLAIMED,
-        Step.WITHDRAWN: State.RELEASING,
+        Transition.CLAIMED: State.INITIALIZING,
+        Transition.REFUSED: State.UNCLAIMED,
+        Transition.WITHDRAWN: State.RELEASING,
     },
     State.INITIALIZING: {
-        Step.READY: State.PROCESSING,
-        Step.FAILED: State.FAILING,
-        Step.WITHDRAWN: State.STOPPING,
-        Step.LOST: State.LOSING,
+        Transition.READY: State.PROCESSING,
+        Transition.FAILED: State.FAILING,
+        Transition.WITHDRAWN: State.STOPPING,
+        Transition.LOST: State.LOSING,
     },
     State.PROCESSING: {
-        Step.EXHAUSTED: State.CREATING,
-        Step.WITHDRAWN: State.STOPPING,
-        Step.FAILED: State.FAILING,
-        Step.LOST: State.LOSING,
+        Transition.EXHAUSTED: State.CREATING,
+        Transition.WITHDRAWN: State.STOPPING,
+        Transition.FAILED: State.FAILING,
+        Transition.LOST: State.LOSING,
     },
     State.CREATING: {
-        Step.CHILDREN_CREATED: State.NAMING,
-        Step.WITHDRAWN: State.STOPPING,
-        Step.FAILED: State.FAILING,
-        Step.LOST: State.LOSING,
+        Transition.CHILDREN_CREATED: State.NAMING,
+        Transition.WITHDRAWN: State.STOPPING,
+        Transition.FAILED: State.FAILING,
+        Transition.LOST: State.LOSING,
     },
     State.NAMING: {
-        Step.CHILDREN_NAMED: State.CLOSING,
-        Step.FAILED: State.FAILING,
-        Step.LOST: State.LOSING,
+        Transition.CHILDREN_NAMED: State.CLOSING,
+        Transition.FAILED: State.FAILING,
+        Transition.LOST: State.LOSING,
     },
-    State.CLOSING: {Step.CLOSED: State.ENDING, Step.FAILED: State.FAILING, Step.LOST: State.LOSING},
+    State.CLOSING: {
+        Transition.CLOSED: State.ENDING,
+        Transition.FAILED: State.FAILING,
+        Transition.LOST: State.LOSING,
+    },
     State.ENDING: {
-        Step.SHARD_END_WRITTEN: State.ENDED,
-        Step.FAILED: State.FAILING,
-        Step.LOST: State.LOSING,
+        Transition.SHARD_END_WRITTEN: State.ENDED,
+        Transition.FAILED: State.FAILING,
+        Transition.LOST: State.LOSING,
     },
-    State.STOPPING: {Step.STOPPED: State.RELEASING, Step.LOST: State.LOSING},
-    State.RELEASING: {Step.RELEASE_WRITTEN: State.RELEASED, Step.LOST: State.LOSING},
-    State.FAILING: {Step.SETTLED: State.FAILED, Step.LOST: State.LOSING},
-    State.LOSING: {Step.LET_GO: State.LOST},
+    State.STOPPING: {Transition.STOPPED: State.RELEASING, Transition.LOST: State.LOSING},
+    State.RELEASING: {Transition.RELEASE_WRITTEN: State.RELEASED, Transition.LOST: State.LOSING},
+    State.FAILING: {Transition.SETTLED: State.FAILED, Transition.LOST: State.LOSING},
+    State.LOSING: {Transition.LET_GO: State.LOST},
 }
 
 FINAL: Final = frozenset({State.ENDED, State.RELEASED, State.FAILED, State.LOST, State.UNCLAIMED})

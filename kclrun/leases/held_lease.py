@@ -38,7 +38,7 @@ _PAUSE_MAX_S: Final = 30.0
 _LONG_LIFE_S: Final = 480.0
 
 
-class Verdict(enum.Enum):
+class RestartDecision(enum.Enum):
     """The conclusion from the failures of a lease's processes here."""
 
     TRY_AGAIN = "try again here"
@@ -109,17 +109,17 @@ class Restarts(msgspec.Struct):
         """Whether there were too many deaths for an accident."""
         return self.deaths >= DEATHS_MAX
 
-    def verdict(self, *, slot: str, failed_slot: str | None, are_others: bool) -> Verdict:
+    def verdict(self, *, slot: str, failed_slot: str | None, are_others: bool) -> RestartDecision:
         """The conclusion for our host `slot`. `failed_slot` is the host that the row names as the
         one where its processes died before, at the position where the row still stands.
         `are_others`: another owner can take the leases that we give away."""
         if self.has_tripped:
             if failed_slot not in {None, slot} or self.deaths >= DEATHS_ALONE_MAX:
-                return Verdict.HALT
+                return RestartDecision.HALT
             if are_others and failed_slot is None:
-                return Verdict.GIVE_AWAY
+                return RestartDecision.GIVE_AWAY
         is_failing = self.failed_starts >= FAILED_STARTS_MAX
-        return Verdict.GIVE_AWAY if is_failing and are_others else Verdict.TRY_AGAIN
+        return RestartDecision.GIVE_AWAY if is_failing and are_others else RestartDecision.TRY_AGAIN
 
     @property
     def pause_s(self) -> float:
@@ -155,7 +155,7 @@ class State(enum.Enum):
     __hash__ = object.__hash__
 
 
-class Step(enum.Enum):
+class Transition(enum.Enum):
     """A step of a lease from one state to the next."""
 
     TAKEN = "taken"
@@ -184,80 +184,80 @@ class Step(enum.Enum):
 
 WITH_PROCESS: Final = frozenset({State.STARTING, State.RUNNING, State.DRAINING, State.EXITING})
 
-TRANSITIONS: Final[Mapping[State, Mapping[Step, State]]] = {
+TRANSITIONS: Final[Mapping[State, Mapping[Transition, State]]] = {
     State.TAKING: {
-        Step.TAKEN: State.WAITING,
-        Step.FOUND_HALTED: State.HALTED,
-        Step.NOT_OURS: State.GONE,
+        Transition.TAKEN: State.WAITING,
+        Transition.FOUND_HALTED: State.HALTED,
+        Transition.NOT_OURS: State.GONE,
     },
     State.EXAMINING: {
-        Step.STILL_OURS: State.BACKING_OFF,
-        Step.FOUND_HALTED: State.HALTED,
-        Step.TO_BE_HALTED: State.HALTING,
-        Step.NOT_OURS: State.GONE,
+        Transition.STILL_OURS: State.BACKING_OFF,
+        Transition.FOUND_HALTED: State.HALTED,
+        Transition.TO_BE_HALTED: State.HALTING,
+        Transition.NOT_OURS: State.GONE,
     },
     State.BACKING_OFF: {
-        Step.REST_OVER: State.WAITING,
-        Step.TO_BE_RELEASED: State.RELEASING,
-        Step.TO_LEAVE_HOST: State.RELEASING,
-        Step.NOT_OURS: State.GONE,
+        Transition.REST_OVER: State.WAITING,
+        Transition.TO_BE_RELEASED: State.RELEASING,
+        Transition.TO_LEAVE_HOST: State.RELEASING,
+        Transition.NOT_OURS: State.GONE,
     },
     State.WAITING: {
-        Step.PARENTS_OVER: State.RENEWING_BEFORE_START,
-        Step.TO_BE_RELEASED: State.RELEASING,
-        Step.NOT_OURS: State.GONE,
+        Transition.PARENTS_OVER: State.RENEWING_BEFORE_START,
+        Transition.TO_BE_RELEASED: State.RELEASING,
+        Transition.NOT_OURS: State.GONE,
     },
     State.RENEWING_BEFORE_START: {
-        Step.STARTED: State.STARTING,
-        Step.TO_BE_PAUSED: State.PAUSED,
-        Step.TO_QUARANTINE: State.QUARANTINED,
-        Step.TO_BE_RELEASED: State.RELEASING,
-        Step.NOT_OURS: State.GONE,
+        Transition.STARTED: State.STARTING,
+        Transition.TO_BE_PAUSED: State.PAUSED,
+        Transition.TO_QUARANTINE: State.QUARANTINED,
+        Transition.TO_BE_RELEASED: State.RELEASING,
+        Transition.NOT_OURS: State.GONE,
     },
     State.QUARANTINED: {
-        Step.QUARANTINE_OVER: State.RENEWING_BEFORE_START,
-        Step.FOUND_HALTED: State.HALTED,
-        Step.TO_BE_RELEASED: State.RELEASING,
-        Step.NOT_OURS: State.GONE,
+        Transition.QUARANTINE_OVER: State.RENEWING_BEFORE_START,
+        Transition.FOUND_HALTED: State.HALTED,
+        Transition.TO_BE_RELEASED: State.RELEASING,
+        Transition.NOT_OURS: State.GONE,
     },
     State.STARTING: {
-        Step.CLAIMED: State.RUNNING,
-        Step.DRAIN_SENT: State.DRAINING,
-        Step.NOT_STARTED: State.BACKING_OFF,
-        Step.REPORTED_END: State.EXITING,
-        Step.DIED: State.EXAMINING,
+        Transition.CLAIMED: State.RUNNING,
+        Transition.DRAIN_SENT: State.DRAINING,
+        Transition.NOT_STARTED: State.BACKING_OFF,
+        Transition.REPORTED_END: State.EXITING,
+        Transition.DIED: State.EXAMINING,
     },
     State.RUNNING: {
-        Step.DRAIN_SENT: State.DRAINING,
-        Step.REPORTED_END: State.EXITING,
-        Step.DIED: State.EXAMINING,
+        Transition.DRAIN_SENT: State.DRAINING,
+        Transition.REPORTED_END: State.EXITING,
+        Transition.DIED: State.EXAMINING,
     },
     State.DRAINING: {
-        Step.NOT_STARTED: State.BACKING_OFF,
-        Step.REPORTED_END: State.EXITING,
-        Step.DIED: State.EXAMINING,
+        Transition.NOT_STARTED: State.BACKING_OFF,
+        Transition.REPORTED_END: State.EXITING,
+        Transition.DIED: State.EXAMINING,
     },
     State.EXITING: {
-        Step.DIED: State.EXAMINING,
-        Step.GIVEN_UP: State.GONE,
+        Transition.DIED: State.EXAMINING,
+        Transition.GIVEN_UP: State.GONE,
     },
     State.HALTING: {
-        Step.HALTED: State.HALTED,
-        Step.NOT_OURS: State.GONE,
+        Transition.HALTED: State.HALTED,
+        Transition.NOT_OURS: State.GONE,
     },
     State.HALTED: {
-        Step.RESUMED: State.WAITING,
-        Step.TO_BE_RELEASED: State.RELEASING,
-        Step.NOT_OURS: State.GONE,
+        Transition.RESUMED: State.WAITING,
+        Transition.TO_BE_RELEASED: State.RELEASING,
+        Transition.NOT_OURS: State.GONE,
     },
     State.PAUSED: {
-        Step.RESUMED: State.WAITING,
-        Step.TO_BE_RELEASED: State.RELEASING,
-        Step.NOT_OURS: State.GONE,
+        Transition.RESUMED: State.WAITING,
+        Transition.TO_BE_RELEASED: State.RELEASING,
+        Transition.NOT_OURS: State.GONE,
     },
     State.RELEASING: {
-        Step.RELEASED: State.GONE,
-        Step.NOT_OURS: State.GONE,
+        Transition.RELEASED: State.GONE,
+        Transition.NOT_OURS: State.GONE,
     },
     State.GONE: {},
 }
@@ -309,7 +309,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
     needs_own_process: bool = False
     trouble: str = ""
 
-    def step(self, step: Step) -> None:
+    def step(self, step: Transition) -> None:
         """Move on. Raises: InvariantViolation if the table does not name the step here."""
         following = TRANSITIONS[self.state].get(step)
         if following is None:
@@ -354,7 +354,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
                 self.restarts.failed(now)
                 self.trouble = event.reason
                 self.rest_until = Instant(now + self.restarts.pause_s)
-                self.step(Step.NOT_STARTED)
+                self.step(Transition.NOT_STARTED)
                 return [self.note("start_failed", "error", reason=event.reason)]
             case events.ProcessReported(_, report):
                 return self._on_reported(report, now, failover_s)
@@ -369,7 +369,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
         match report:
             case reports.LeaseClaimed():
                 if self.state is State.STARTING:
-                    self.step(Step.CLAIMED)
+                    self.step(Transition.CLAIMED)
                 return []
             case reports.Checkpointed():
                 self.restarts.progressed()
@@ -397,14 +397,14 @@ class HeldLease(msgspec.Struct, kw_only=True):
                     self.has_broken, self.has_starved = True, False
                     self.trouble = report.reason
         if self.state is not State.EXITING:
-            self.step(Step.REPORTED_END)
+            self.step(Transition.REPORTED_END)
         return notes
 
     def _died(self, event: events.ProcessExited, now: Instant) -> list[Command]:
         """The process is proven to have ended. If it had not reported its end, it crashed."""
         self.waiting_since = event.waiting_since or self.waiting_since
         if self.is_over:
-            self.step(Step.GIVEN_UP)
+            self.step(Transition.GIVEN_UP)
             return []
         is_death = False
         notes: list[Command] = []
@@ -431,7 +431,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
             died = self.note("process_died", "warning", reason=self.trouble, deaths=deaths)
             notes.append(died)
         self.is_proven = False
-        self.step(Step.DIED)
+        self.step(Transition.DIED)
         return notes
 
     def on_applied(
@@ -448,7 +448,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
         self.in_flight.end()
         self.misses = 0 if by_reply else self.misses + 1
         if row.is_ended:
-            self.step(Step.NOT_OURS)  # the last write of an ended process ended it [H1]
+            self.step(Transition.NOT_OURS)  # the last write of an ended process ended it [H1]
             return []
         self.row = row
         self.renew_instant = Instant(sent_instant + renew_every_s)
@@ -462,15 +462,15 @@ class HeldLease(msgspec.Struct, kw_only=True):
             case writes.CreateLease():
                 return [self.note("row_restored", "warning", position=str(row.checkpoint))]
             case writes.HaltLease(halt=halt):
-                self.step(Step.HALTED)
+                self.step(Transition.HALTED)
                 return [self.note("lease_halted", "error", reason=halt.reason)]
             case writes.Release() | writes.Offer():
-                self.step(Step.RELEASED)
+                self.step(Transition.RELEASED)
                 return self._given(change, row)
             case writes.Renew() if self.state is State.HALTED and row.halt is None:
                 self.failure = None
                 self.restarts.progressed()
-                self.step(Step.RESUMED)
+                self.step(Transition.RESUMED)
                 return [self.note("lease_resumed")]
         return []
 
@@ -485,25 +485,25 @@ class HeldLease(msgspec.Struct, kw_only=True):
     def _taken(self, change: writes.Take, row: Lease) -> list[Command]:
         taken = self.note("lease_taken", position=str(row.checkpoint), former=change.seen_owner)
         if row.halt is None:
-            self.step(Step.TAKEN)
+            self.step(Transition.TAKEN)
             return [taken]
-        self.step(Step.FOUND_HALTED)
+        self.step(Transition.FOUND_HALTED)
         return [taken, self.note("lease_still_halted", "warning", reason=row.halt.reason)]
 
-    def on_step(self, step: Step) -> list[Command]:
+    def on_step(self, step: Transition) -> list[Command]:
         """Move on, with a line for the log where a pause begins or ends."""
         was, pause = self.state, self.row.pause if self.row is not None else None
         self.step(step)
         if pause is not None and self.state is State.PAUSED:
             return [self.note("lease_paused", "warning", reason=pause.in_words())]
-        if was is State.PAUSED and step is Step.RESUMED:
+        if was is State.PAUSED and step is Transition.RESUMED:
             return [self.note("lease_resumed", reason="its pause is over")]
         return []
 
     def lose(self, row: Lease | None) -> list[Command]:
         """The row is not ours any more. Losing a race for a take or an adoption is not logged."""
         was_ours = self.row is not None
-        self.step(Step.NOT_OURS)
+        self.step(Transition.NOT_OURS)
         if row is None:
             return [self.note("row_vanished", "error")] if was_ours else []
         if was_ours and not row.is_ended:

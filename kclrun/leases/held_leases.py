@@ -14,7 +14,7 @@ import msgspec
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases import events
-from kclrun.leases.capacity import Places
+from kclrun.leases.capacity import HostCapacity
 from kclrun.leases.commands import (
     Command,
     DrainProcess,
@@ -24,7 +24,7 @@ from kclrun.leases.commands import (
     StartProcess,
     WriteRow,
 )
-from kclrun.leases.held_lease import WITH_PROCESS, HeldLease, State, Step, Verdict
+from kclrun.leases.held_lease import WITH_PROCESS, HeldLease, RestartDecision, State, Transition
 from kclrun.leases.policy import TAKE_ATTEMPTS_MAX, UNREADABLE_PAUSE_S, ManagerPolicy
 from kclrun.leases.table_view import Observation, TableView, have_ended, parent_keys, seem_over
 from kclrun.model.lease import ANYBODY, WRITTEN_AGAIN_AHEAD, DiedOn, Halt, Lease, LeaseKey, Owner
@@ -61,7 +61,7 @@ class HeldLeases:
         self.is_draining = False
         self.are_others_in_sight = False
         self.endpoint: str | None = None
-        self.host_places = Places(policy.leases_max)
+        self.host_capacity = HostCapacity(policy.leases_max)
         self._policy = policy
         self._chance = chance
         self._observation = observation
@@ -78,7 +78,7 @@ class HeldLeases:
     def places(self) -> int:
         """How many leases we may hold: fewer than `leases.max` where our host proves able to run
         fewer, but only while another owner can take the rest."""
-        return self.host_places.count if self.are_others_in_sight else self._policy.leases_max
+        return self.host_capacity.count if self.are_others_in_sight else self._policy.leases_max
 
     @property
     def is_full(self) -> bool:
@@ -104,7 +104,7 @@ class HeldLeases:
         commands: list[Command] = []
         for held_lease in tuple(self.held_leases.values()):
             if held_lease.state in (State.STARTING, State.RUNNING):
-                held_lease.step(Step.DRAIN_SENT)
+                held_lease.step(Transition.DRAIN_SENT)
                 commands.append(DrainProcess(held_lease.key, reason))
             commands += self._settle(held_lease, now)
         return commands
@@ -145,7 +145,7 @@ class HeldLeases:
         waiting = [c for c in self._waiting() if not is_work(c.key) and c.in_flight.change is None]
         commands: list[Command] = []
         for held_lease in sorted(waiting, key=lambda each: each.key)[:count]:
-            held_lease.step(Step.TO_BE_RELEASED)
+            held_lease.step(Transition.TO_BE_RELEASED)
             commands += self._settle(held_lease, now)
         return commands
 
@@ -197,13 +197,13 @@ class HeldLeases:
         commands: list[Command] = []
         report = event.report if isinstance(event, events.ProcessReported) else None
         if isinstance(report, reports.Checkpointed):
-            commands += self.host_places.moved(held_lease.restarts.started_instant, now)
+            commands += self.host_capacity.moved(held_lease.restarts.started_instant, now)
         elif isinstance(report, reports.LeaseClaimed):
-            self.host_places.claimed()
+            self.host_capacity.claimed()
         commands += held_lease.on_report(event, now, self._policy.failover_s)
         has_expired = isinstance(report, reports.StartUnclaimed) and held_lease.has_broken
         if has_expired and self.are_others_in_sight:
-            commands += self.host_places.start_expired(self._running(), held_lease.trouble, now)
+            commands += self.host_capacity.start_expired(self._running(), held_lease.trouble, now)
         return commands + self._settle(held_lease, now)
 
     def deadline(self, now: Instant) -> Instant | None:
@@ -300,7 +300,7 @@ class HeldLeases:
         change = held_lease.in_flight.required()
         is_late = self.is_draining or held_lease.attempts >= TAKE_ATTEMPTS_MAX
         if isinstance(change, writes.Take) and is_late and held_lease.in_flight.withdraw():
-            held_lease.step(Step.NOT_OURS)
+            held_lease.step(Transition.NOT_OURS)
             return []
         not_before = Instant(now + pause_s)
         if not held_lease.in_flight.unresolved:
@@ -311,7 +311,7 @@ class HeldLeases:
     def _abandon(self, held_lease: HeldLease) -> None:
         """In a drain, leave a broken row to its repair."""
         held_lease.in_flight.end()
-        held_lease.step(Step.NOT_OURS)
+        held_lease.step(Transition.NOT_OURS)
 
     def _note_refusal(self, refused: writes.Refused) -> list[Command]:
         """Log once for each code until a write succeeds: a missing permission fails all writes."""
@@ -348,7 +348,7 @@ class HeldLeases:
         # The write never applied, but the row is ours: decide again from this row.
         held_lease.misses += 1
         if row.is_ended:
-            held_lease.step(Step.NOT_OURS)
+            held_lease.step(Transition.NOT_OURS)
         else:
             held_lease.row = row
         return []
@@ -377,22 +377,26 @@ class HeldLeases:
         held_lease.row = row
         if held_lease.state is State.QUARANTINED:  # its former owner has stopped [P18]
             held_lease.has_waited = True
-            held_lease.step(Step.FOUND_HALTED if row.halt is not None else Step.QUARANTINE_OVER)
+            held_lease.step(
+                Transition.FOUND_HALTED if row.halt is not None else Transition.QUARANTINE_OVER
+            )
             return []
         if held_lease.ours_instant is None:
             held_lease.ours_instant = now
         held_lease.rest_until = Instant(now + held_lease.restarts.pause_s)
         if row.halt is not None:
-            held_lease.step(Step.FOUND_HALTED)
+            held_lease.step(Transition.FOUND_HALTED)
             return []
-        if held_lease.failure is None and self._verdict(held_lease, row) is Verdict.HALT:
+        if held_lease.failure is None and self._verdict(held_lease, row) is RestartDecision.HALT:
             before = row.failed_slot
             elsewhere = f", and on host {before} before" if before not in {None, self._slot} else ""
             held_lease.failure = (
                 f"the lease process died {held_lease.restarts.deaths} times in a row without moving"
                 f" the checkpoint{elsewhere}; the last time: {held_lease.trouble}"
             )
-        held_lease.step(Step.STILL_OURS if held_lease.failure is None else Step.TO_BE_HALTED)
+        held_lease.step(
+            Transition.STILL_OURS if held_lease.failure is None else Transition.TO_BE_HALTED
+        )
         return []
 
     def _settle(self, held_lease: HeldLease, now: Instant) -> list[Command]:
@@ -402,10 +406,10 @@ class HeldLeases:
         if held_lease.in_flight.change is None and not held_lease.is_reading:
             while (step := self._next_step(held_lease, now)) is not None:
                 commands += held_lease.on_step(step)
-                if step is Step.TO_LEAVE_HOST:
+                if step is Transition.TO_LEAVE_HOST:
                     running = self._running()
-                    commands += self.host_places.failed(running, held_lease.trouble, now)
-                elif step is Step.STARTED:
+                    commands += self.host_capacity.failed(running, held_lease.trouble, now)
+                elif step is Transition.STARTED:
                     commands.append(self._start(held_lease, now))
             commands += self._idle(held_lease, now)
         if held_lease.state is State.GONE:
@@ -413,33 +417,33 @@ class HeldLeases:
         held_lease.check()
         return commands
 
-    def _next_step(self, held_lease: HeldLease, now: Instant) -> Step | None:
+    def _next_step(self, held_lease: HeldLease, now: Instant) -> Transition | None:
         """The step that a lease of ours without a process makes now; None if it waits."""
         row, state = held_lease.row, held_lease.state
         if row is None or state not in _IDLE:
             return None
         if self.is_draining or self._is_asked_for(row, now):
-            return Step.TO_BE_RELEASED
+            return Transition.TO_BE_RELEASED
         if state is State.BACKING_OFF:
-            if self._verdict(held_lease, row) is Verdict.GIVE_AWAY:
-                return Step.TO_LEAVE_HOST
-            return Step.REST_OVER if now >= held_lease.rest_until else None
+            if self._verdict(held_lease, row) is RestartDecision.GIVE_AWAY:
+                return Transition.TO_LEAVE_HOST
+            return Transition.REST_OVER if now >= held_lease.rest_until else None
         if state is State.WAITING:
             held_lease.are_parents_over = held_lease.are_parents_over or not row.parents
-            return Step.PARENTS_OVER if held_lease.are_parents_over else None
+            return Transition.PARENTS_OVER if held_lease.are_parents_over else None
         is_paused = row.pause is not None and row.pause.stands_at(self._observation.wall_time(now))
         if state is State.PAUSED:
-            return None if is_paused else Step.RESUMED
+            return None if is_paused else Transition.RESUMED
         if state is not State.RENEWING_BEFORE_START:
             return None
         if is_paused:
-            return Step.TO_BE_PAUSED
+            return Transition.TO_BE_PAUSED
         # After a take by force, by us or by a previous owner: the former owner may work on until
         # its own renewals have failed for a failover [P18].
         if row.taken_from is not None and not held_lease.has_waited:
-            return Step.TO_QUARANTINE
+            return Transition.TO_QUARANTINE
         is_fresh = now < held_lease.confirmed_instant + self._renew_every_s
-        return Step.STARTED if held_lease.is_proven and is_fresh else None
+        return Transition.STARTED if held_lease.is_proven and is_fresh else None
 
     def _idle(self, held_lease: HeldLease, now: Instant) -> list[Command]:
         """The reads and writes that the state of a lease without a process asks for."""
@@ -482,7 +486,7 @@ class HeldLeases:
             return None
         return Instant(pause.until - self._observation.wall_offset_s)
 
-    def _verdict(self, held_lease: HeldLease, row: Lease) -> Verdict:
+    def _verdict(self, held_lease: HeldLease, row: Lease) -> RestartDecision:
         """Whether our host runs it again, another owner tries, or it halts."""
         return held_lease.restarts.verdict(
             slot=self._slot,
@@ -502,7 +506,7 @@ class HeldLeases:
         """The write that gives the row away as it stands: offered to the asker, offered to any
         owner, or released. A halt stays on the row and travels with it [P17]."""
         me, at = self._policy.me, row.checkpoint
-        must_leave = self._verdict(held_lease, row) is Verdict.GIVE_AWAY
+        must_leave = self._verdict(held_lease, row) is RestartDecision.GIVE_AWAY
         if held_lease.restarts.has_tripped and must_leave:
             died_on = DiedOn(self._slot, at)
             return writes.Offer(row.key, me, row.counter, at, at, died_on=died_on)

@@ -58,7 +58,7 @@ class Swap(msgspec.Struct, frozen=True):
     take: LeaseKey | None
 
 
-class Exchange(msgspec.Struct, frozen=True):
+class LeaseExchange(msgspec.Struct, frozen=True):
     """The swaps between us and `other`. `loads`: our load and that of `other` before them; 1.0 is
     the mean owner's load."""
 
@@ -252,7 +252,7 @@ class Pairing:
         if len(loads.kclrun_owners) < len(loads.owners):
             self._count_max = loads.target(places)
 
-    def best(self, turn: int = 0) -> Exchange | None:
+    def best(self, turn: int = 0) -> LeaseExchange | None:
         """The exchange to watch, or None: we are not heavy, or no exchange with any owner pays. At
         most `_TRIED_MAX` owners are tried, others in each `turn`."""
         fleet, me = self._fleet, self._me
@@ -285,7 +285,7 @@ class Pairing:
         first %= max(1, len(light))
         return [*light[first:], *light[:first]][:_TRIED_MAX]
 
-    def margins(self, exchange: Exchange) -> tuple[float, float] | None:
+    def margins(self, exchange: LeaseExchange) -> tuple[float, float] | None:
         """By how much we are too heavy, and by how much the exchange gains more than the least;
         negative where it does not. None: it cannot be done any more."""
         fleet, other = self._fleet, exchange.other
@@ -306,7 +306,7 @@ class Pairing:
         gain = min(moved, mine - fleet.of_owner(other) - moved)
         return mine - HEAVY_ABOVE, gain - GAIN_MIN * mine
 
-    def _best_with(self, other: OwnerId, mine: float, others: float) -> Exchange | None:
+    def _best_with(self, other: OwnerId, mine: float, others: float) -> LeaseExchange | None:
         """Swaps that bring the two loads together, each the best that is left; None: too little."""
         ours = self._movable(self._me)
         theirs = sorted(self._movable(other), key=lambda each: each[1])
@@ -327,7 +327,9 @@ class Pairing:
             theirs = [each for each in theirs if each[0] != best.take]
             may_go_alone = False
         gain = half - abs(half - moved)
-        return Exchange(tuple(swaps), other, (mine, others)) if gain > GAIN_MIN * mine else None
+        return (
+            LeaseExchange(tuple(swaps), other, (mine, others)) if gain > GAIN_MIN * mine else None
+        )
 
     def _may_pair(self, other: OwnerId) -> bool:
         count, mine = self._counts[other], self._counts[self._me]
@@ -388,13 +390,13 @@ def _nearest(
 class Watched(msgspec.Struct):
     """An exchange that was chosen, and the sums of its margins in the looks since."""
 
-    exchange: Exchange
+    exchange: LeaseExchange
     since_instant: Instant
     excess: float = 0.0
     gain: float = 0.0
 
 
-class _Step(msgspec.Struct):
+class _PendingSwap(msgspec.Struct):
     """A swap under way. `wanted` is the row to ask for once the outcome of `change` is known;
     `since_instant`: when that was."""
 
@@ -432,10 +434,10 @@ class LoadBalancer:
         # The exchange that is watched; None while the counts move leases.
         self.watched: Watched | None = None
         # The exchange under way, by the leases that we give.
-        self.steps: dict[LeaseKey, _Step] = {}
+        self.steps: dict[LeaseKey, _PendingSwap] = {}
         # The leases that we shall ask for in a moment: they count as asked for.
         self.expected: tuple[LeaseKey, ...] = ()
-        self._exchange: Exchange | None = None
+        self._exchange: LeaseExchange | None = None
         self._looks = 0
         self._has_failed = False  # a lease of the exchange was not given
         self._failures = 0
@@ -448,7 +450,7 @@ class LoadBalancer:
 
     def look(
         self, loads: OwnerLoads, places: int, may_move: Callable[[LeaseKey], bool]
-    ) -> Exchange | None:
+    ) -> LeaseExchange | None:
         """Look at a scan by which the counts move nothing, and return the exchange to begin now.
         `places`: how many leases we may hold. `may_move`: whether no write of ours to the row is
         under way and, for a lease of ours, its process runs."""
@@ -461,7 +463,7 @@ class LoadBalancer:
         swaps_max = self._policy.moves_per_cycle
         return self._watch(Pairing(loads, fleet, places, may_move, swaps_max), now)
 
-    def _watch(self, pairing: Pairing, now: Instant) -> Exchange | None:
+    def _watch(self, pairing: Pairing, now: Instant) -> LeaseExchange | None:
         """Choose an exchange, or take in one more look at the chosen one."""
         watched = self.watched
         margins = pairing.margins(watched.exchange) if watched is not None else None
@@ -479,14 +481,14 @@ class LoadBalancer:
         return watched.exchange if pays else None
 
     def begin(
-        self, exchange: Exchange, rows: Mapping[LeaseKey, Lease], at: WallTime
+        self, exchange: LeaseExchange, rows: Mapping[LeaseKey, Lease], at: WallTime
     ) -> list[Command]:
         """Ask our own lease processes for the leases, in the name of the other owner."""
         self._exchange, self._has_failed = exchange, False
         for swap in exchange.swaps:
             change = Ask(swap.give, exchange.other, asked=self._policy.me, asked_at=at)
             wanted = rows[swap.take] if swap.take is not None else None
-            self.steps[swap.give] = _Step(change, wanted)
+            self.steps[swap.give] = _PendingSwap(change, wanted)
         self._expect()
         return [WriteRow(step.change) for step in self.steps.values()]
 

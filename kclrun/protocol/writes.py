@@ -444,7 +444,7 @@ def keys_of(change: LeaseChange) -> tuple[LeaseKey, ...]:
 
 
 # The last writes, which give the lease to others.
-GivingAway = Release | Offer | HandOver
+ReleaseWrite = Release | Offer | HandOver
 Change = (
     Take
     | Claim
@@ -453,7 +453,7 @@ Change = (
     | NameChildren
     | HaltLease
     | End
-    | GivingAway
+    | ReleaseWrite
     | CreateChildren
     | CreateLease
 )

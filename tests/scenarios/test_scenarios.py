@@ -15,7 +15,7 @@ from kclrun.leases.assignment import Action, LocalHoldings, OwnerLoads, plan
 from kclrun.leases.balancing import delay_s
 from kclrun.leases.held_lease import Restarts
 from kclrun.leases.load import HEAVY_ABOVE, FleetLoad, Pairing
-from kclrun.leases.policy import ManagerPolicy, Pace
+from kclrun.leases.policy import ManagerPolicy, ScanPace
 from kclrun.leases.shard_sync import (
     Listing,
     TrimWatch,
@@ -209,7 +209,7 @@ def test_assignment(row):
     }
     assert waits == pytest.approx(row.get("waits", {}))
     if "pace" in row:
-        assert planned.pace is Pace[row["pace"]]
+        assert planned.pace is ScanPace[row["pace"]]
     assert row.get("says", "") in "; ".join(
         [*(decision.because for decision in planned.decisions), planned.summary]
     )

@@ -39,7 +39,7 @@ from kclrun.config.units import StartPosition
 from kclrun.errors import SettingsError, TableRefused
 from kclrun.leases.shard_sync import Listing
 from kclrun.model.lease import Halt, Lease, LeaseKey
-from kclrun.model.output import OutputPlace, file_name, setting_of
+from kclrun.model.output import OutputDestination, file_name, setting_of
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.stream import StreamKey, display_name, qualified_shards, stream_of
 from kclrun.model.time import Instant, WallTime, backoff_s
@@ -419,7 +419,7 @@ def _begun(each: _Reset, write: ResetLease | CreateLease, to: str) -> str:
     return f"{display_name(key)}: {before} to {where}{noted}{halted}"
 
 
-def _fate(place: OutputPlace, generation: int) -> str:
+def _fate(place: OutputDestination, generation: int) -> str:
     """What happens to the rows of one output [K4]."""
     if place.grows:
         name = file_name("SHARD", generation)

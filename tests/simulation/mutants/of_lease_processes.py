@@ -69,8 +69,8 @@ OF_LEASE_PROCESSES = (
     Mutant(
         name="offer-before-the-last-batch",
         file="kclrun/lease/states.py",
-        old="Step.EXHAUSTED: State.CREATING,\n        Step.WITHDRAWN: State.STOPPING,",
-        new="Step.EXHAUSTED: State.CREATING,\n        Step.WITHDRAWN: State.RELEASING,",
+        old="Transition.EXHAUSTED: State.CREATING,\n        Transition.WITHDRAWN: State.STOPPING,",
+        new="Transition.EXHAUSTED: State.CREATING,\n        Transition.WITHDRAWN: State.RELEASING,",
         breaks="a drained lease is offered while its last batch is under way",
         source="P17: finish the batch; then one write",
         found_at=0,
@@ -271,8 +271,8 @@ OF_LEASE_PROCESSES = (
     Mutant(
         name="end-without-children",
         file="kclrun/lease/states.py",
-        old="        Step.EXHAUSTED: State.CREATING,",
-        new="        Step.EXHAUSTED: State.ENDING,",
+        old="        Transition.EXHAUSTED: State.CREATING,",
+        new="        Transition.EXHAUSTED: State.ENDING,",
         breaks="a shard ends before the leases of its children exist",
         source="P12: the order of a shard's end",
         # In a fleet the audit creates the children a scan and a listing later.

@@ -443,7 +443,7 @@ OF_MANAGERS = (
     Mutant(
         name="paused-lease-started",
         file="kclrun/leases/held_leases.py",
-        old="            return Step.TO_BE_PAUSED",
+        old="            return Transition.TO_BE_PAUSED",
         new="            pass",
         breaks="a manager starts a process for a paused lease",
         source="a pause, attacked",

@@ -9,7 +9,7 @@ import pytest
 
 from kclrun.errors import InvariantViolation
 from kclrun.lease import events, states
-from kclrun.lease.states import EXPECTED, FINAL, LATE, TRANSITIONS, State, Step
+from kclrun.lease.states import EXPECTED, FINAL, LATE, TRANSITIONS, State, Transition
 from tests.support.tables import over_rows
 from tests.unit.lease.lease_driver import Driver
 
@@ -45,7 +45,7 @@ def test_every_state_can_be_reached_and_left_unless_it_is_final():
 
     assert reached == set(State)
     assert set(State) - set(TRANSITIONS) == FINAL
-    assert {step for row in TRANSITIONS.values() for step in row} == set(Step)
+    assert {step for row in TRANSITIONS.values() for step in row} == set(Transition)
 
 
 @over_rows("state", sorted(set(State) - FINAL, key=lambda each: each.value))
@@ -66,7 +66,7 @@ def test_every_event_has_its_row_and_no_state_both_expects_and_ignores_it():
 
 def test_a_step_that_is_not_in_the_table_is_a_bug():
     with pytest.raises(InvariantViolation, match="lease s0: settled in state claiming"):
-        Driver().life._move(Step.SETTLED)
+        Driver().life._move(Transition.SETTLED)
 
 
 def test_a_state_without_a_claim_is_a_bug():

@@ -3,7 +3,7 @@
 import pytest
 
 from kclrun.errors import InvariantViolation
-from kclrun.leases.held_lease import TRANSITIONS, WITH_PROCESS, HeldLease, State, Step
+from kclrun.leases.held_lease import TRANSITIONS, WITH_PROCESS, HeldLease, State, Transition
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.protocol.writes import InFlight, Renew
@@ -32,14 +32,14 @@ def test_only_a_process_that_died_or_never_was_leads_back_to_writing():
         if target not in WITH_PROCESS
     }
 
-    assert out_of_process == {Step.DIED, Step.NOT_STARTED, Step.GIVEN_UP}
+    assert out_of_process == {Transition.DIED, Transition.NOT_STARTED, Transition.GIVEN_UP}
 
 
 def test_a_step_that_the_table_does_not_name_is_our_bug():
     held_lease = HeldLease(key="s0", state=State.TAKING)
 
     with pytest.raises(InvariantViolation, match="s0 cannot be claimed: taking"):
-        held_lease.step(Step.CLAIMED)
+        held_lease.step(Transition.CLAIMED)
 
 
 def sent(change):
