@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kclrun.leases.commands import Note
-from kclrun.leases.held_lease import FAILED_STARTS_MAX
+from kclrun.leases.restarts import FAILED_STARTS_MAX
 from kclrun.model.lease import LeaseKey
 from kclrun.model.time import Instant
 

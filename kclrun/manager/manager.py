@@ -15,8 +15,8 @@ from msgspec import UNSET
 from kclrun.errors import HostRefused, InvariantViolation, ServiceError, host_error
 from kclrun.ipc.messages import OthersInSight
 from kclrun.leases import commands, events
-from kclrun.leases.held_lease import FAILED_STARTS_MAX
 from kclrun.leases.manager import LeaseManager
+from kclrun.leases.restarts import FAILED_STARTS_MAX
 from kclrun.lifecycle.stopping import STOP_SIGNALS, Stage, StopPlan, leave_at, left_undone
 from kclrun.manager.children import LeaseProcesses, reap_adopted
 from kclrun.manager.forks import ForkRefused
