@@ -19,11 +19,11 @@ from kclrun.leases.auditing import Audits
 from kclrun.leases.capacity import STRETCH, CapacityWatch
 from kclrun.leases.commands import Command, FindOffers, Note, PublishOthersInSight, WriteRow
 from kclrun.leases.events import OffersFound
-from kclrun.leases.held_lease import State
 from kclrun.leases.held_leases import HeldLeases
 from kclrun.leases.load import LoadBalancer
 from kclrun.leases.policy import ManagerPolicy, ScanPace, is_seldom, scan_delay_s
 from kclrun.leases.table_view import Observation, TableView
+from kclrun.leases.transitions import State
 from kclrun.model.lease import ASK_STALE_AFTER_S, OFFERED, Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import LATEST
 from kclrun.model.stream import stream_of

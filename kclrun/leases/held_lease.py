@@ -1,15 +1,12 @@
-"""One lease that this manager holds: its states, every step from one state to the next, and what
-the reports of its process mean.
+"""One lease that this manager holds: what is known about it, and its transitions.
 
-`held_leases.py` decides. Rules: a step that the table does not name is a bug of ours and raises;
-only states without a process may write the row [P5].
+`transitions.py` has the states and how they follow each other; begin to read there.
+`held_leases.py` decides which transition comes when, and what became of a write.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable
 
 import msgspec
 
@@ -18,143 +15,10 @@ from kclrun.leases import events
 from kclrun.leases.commands import Command, Note, ReadParents, ReadRow, StartProcess, WriteRow
 from kclrun.leases.restarts import RestartDecision, Restarts
 from kclrun.leases.table_view import have_ended, is_unowned, parent_keys
+from kclrun.leases.transitions import TRANSITIONS, WITH_PROCESS, State, Transition
 from kclrun.model.lease import WRITTEN_AGAIN_AHEAD, Lease, LeaseKey
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol import reports, writes
-
-
-class State(enum.Enum):
-    """The state of a lease that this manager holds."""
-
-    TAKING = "taking"  # our take is under way
-    EXAMINING = "examining"  # without a process; the row is being read
-    BACKING_OFF = "backing off"  # ours; a pause before the next process
-    WAITING = "waiting"  # ours; a parent is not ended, or not known to be
-    RENEWING_BEFORE_START = (
-        "renewing before start"  # ours; one more renewal applies before the start
-    )
-    QUARANTINED = "quarantined"  # taken by force; its former owner may still be at work [P18]
-    STARTING = "starting"  # a start was requested; the process has not claimed yet
-    RUNNING = "running"  # it claimed; only it writes the row
-    DRAINING = "draining"  # it was asked to finish, release and exit
-    EXITING = "exiting"  # it reported its end; its exit is not proven yet
-    HALTING = "halting"  # the reason of the halt is being written
-    HALTED = "halted"  # ours and renewed, not processed, until an operator resumes it
-    PAUSED = "paused"  # the same by an operator's pause, which may end by itself
-    RELEASING = "releasing"  # the release, or the offer, is under way
-    GONE = "gone"  # not ours any more
-
-    # By identity: each event looks at the states of all held leases, and the hash of an Enum is
-    # Python code. Members are single, in every process.
-    __hash__ = object.__hash__
-
-
-class Transition(enum.Enum):
-    """A step of a lease from one state to the next."""
-
-    TAKEN = "taken"
-    FOUND_HALTED = "found halted"
-    STILL_OURS = "still ours"
-    REST_OVER = "rest over"
-    PARENTS_OVER = "parents over"
-    TO_QUARANTINE = "to quarantine"
-    QUARANTINE_OVER = "quarantine over"
-    STARTED = "started"
-    NOT_STARTED = "not started"
-    CLAIMED = "claimed"
-    DRAIN_SENT = "drain sent"
-    REPORTED_END = "reported end"
-    DIED = "died"
-    GIVEN_UP = "given up"
-    TO_BE_HALTED = "to be halted"
-    HALTED = "halted"
-    TO_BE_PAUSED = "to be paused"
-    RESUMED = "resumed"
-    TO_BE_RELEASED = "to be released"
-    TO_LEAVE_HOST = "to leave this host"
-    RELEASED = "released"
-    NOT_OURS = "not ours"
-
-
-WITH_PROCESS: Final = frozenset({State.STARTING, State.RUNNING, State.DRAINING, State.EXITING})
-
-TRANSITIONS: Final[Mapping[State, Mapping[Transition, State]]] = {
-    State.TAKING: {
-        Transition.TAKEN: State.WAITING,
-        Transition.FOUND_HALTED: State.HALTED,
-        Transition.NOT_OURS: State.GONE,
-    },
-    State.EXAMINING: {
-        Transition.STILL_OURS: State.BACKING_OFF,
-        Transition.FOUND_HALTED: State.HALTED,
-        Transition.TO_BE_HALTED: State.HALTING,
-        Transition.NOT_OURS: State.GONE,
-    },
-    State.BACKING_OFF: {
-        Transition.REST_OVER: State.WAITING,
-        Transition.TO_BE_RELEASED: State.RELEASING,
-        Transition.TO_LEAVE_HOST: State.RELEASING,
-        Transition.NOT_OURS: State.GONE,
-    },
-    State.WAITING: {
-        Transition.PARENTS_OVER: State.RENEWING_BEFORE_START,
-        Transition.TO_BE_RELEASED: State.RELEASING,
-        Transition.NOT_OURS: State.GONE,
-    },
-    State.RENEWING_BEFORE_START: {
-        Transition.STARTED: State.STARTING,
-        Transition.TO_BE_PAUSED: State.PAUSED,
-        Transition.TO_QUARANTINE: State.QUARANTINED,
-        Transition.TO_BE_RELEASED: State.RELEASING,
-        Transition.NOT_OURS: State.GONE,
-    },
-    State.QUARANTINED: {
-        Transition.QUARANTINE_OVER: State.RENEWING_BEFORE_START,
-        Transition.FOUND_HALTED: State.HALTED,
-        Transition.TO_BE_RELEASED: State.RELEASING,
-        Transition.NOT_OURS: State.GONE,
-    },
-    State.STARTING: {
-        Transition.CLAIMED: State.RUNNING,
-        Transition.DRAIN_SENT: State.DRAINING,
-        Transition.NOT_STARTED: State.BACKING_OFF,
-        Transition.REPORTED_END: State.EXITING,
-        Transition.DIED: State.EXAMINING,
-    },
-    State.RUNNING: {
-        Transition.DRAIN_SENT: State.DRAINING,
-        Transition.REPORTED_END: State.EXITING,
-        Transition.DIED: State.EXAMINING,
-    },
-    State.DRAINING: {
-        Transition.NOT_STARTED: State.BACKING_OFF,
-        Transition.REPORTED_END: State.EXITING,
-        Transition.DIED: State.EXAMINING,
-    },
-    State.EXITING: {
-        Transition.DIED: State.EXAMINING,
-        Transition.GIVEN_UP: State.GONE,
-    },
-    State.HALTING: {
-        Transition.HALTED: State.HALTED,
-        Transition.NOT_OURS: State.GONE,
-    },
-    State.HALTED: {
-        Transition.RESUMED: State.WAITING,
-        Transition.TO_BE_RELEASED: State.RELEASING,
-        Transition.NOT_OURS: State.GONE,
-    },
-    State.PAUSED: {
-        Transition.RESUMED: State.WAITING,
-        Transition.TO_BE_RELEASED: State.RELEASING,
-        Transition.NOT_OURS: State.GONE,
-    },
-    State.RELEASING: {
-        Transition.RELEASED: State.GONE,
-        Transition.NOT_OURS: State.GONE,
-    },
-    State.GONE: {},
-}
 
 
 class HeldLease(msgspec.Struct, kw_only=True):
@@ -341,7 +205,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
         self.is_asking_parents = False
         self.are_parents_over = have_ended(parents)
 
-    def start(self, now: Instant, failover_s: float) -> StartProcess:
+    def _start(self, now: Instant, failover_s: float) -> StartProcess:
         """Start a process for the row. The command is void once our last write may have expired."""
         row = self._required_row()
         self.restarts.started_instant = now
@@ -528,12 +392,15 @@ class HeldLease(msgspec.Struct, kw_only=True):
         self.step(Transition.FOUND_HALTED)
         return [taken, self.note("lease_still_halted", "warning", reason=row.halt.reason)]
 
-    def on_step(self, step: Transition) -> list[Command]:
-        """Move on, with a line for the log where a pause begins or ends."""
+    def on_step(self, step: Transition, now: Instant, failover_s: float) -> list[Command]:
+        """Move on; return the start of the process, or a line for the log where a pause begins or
+        ends."""
         was, pause = self.state, self.row.pause if self.row is not None else None
         self.step(step)
         if step is Transition.PARENTS_OVER:
             self.are_parents_over = True
+        if step is Transition.STARTED:
+            return [self._start(now, failover_s)]
         if pause is not None and self.state is State.PAUSED:
             return [self.note("lease_paused", "warning", reason=pause.in_words())]
         if was is State.PAUSED and step is Transition.RESUMED:

@@ -9,6 +9,7 @@ answers asks [P5, P15, P16].
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import assert_never
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases import events
@@ -16,15 +17,17 @@ from kclrun.leases.capacity import HostCapacity
 from kclrun.leases.commands import (
     Command,
     DrainProcess,
+    Note,
     ReadRow,
+    WriteRow,
 )
-from kclrun.leases.held_lease import WITH_PROCESS, HeldLease, State, Transition
-from kclrun.leases.policy import UNREADABLE_PAUSE_S, ManagerPolicy
+from kclrun.leases.held_lease import HeldLease
+from kclrun.leases.policy import TAKE_ATTEMPTS_MAX, UNREADABLE_PAUSE_S, ManagerPolicy
 from kclrun.leases.restarts import RestartDecision
-from kclrun.leases.row_writes import RowWrites
 from kclrun.leases.table_view import Observation, TableView, seem_over
+from kclrun.leases.transitions import WITH_PROCESS, State, Transition
 from kclrun.model.lease import ANYBODY, DiedOn, Halt, Lease, LeaseKey, Owner
-from kclrun.model.time import Instant
+from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol import reports, writes
 
 # States without a process and without a task of their own: a drain gives these leases up at once.
@@ -229,14 +232,13 @@ class HeldLeases:
         """Make every step that this lease can make now, then what its state asks for; drop it once
         it is gone."""
         commands: list[Command] = []
-        if not held_lease.awaits_answer:
+        # As `awaits_answer`, without a call: each event comes here.
+        if held_lease.in_flight.change is None and not held_lease.is_reading:
             while (step := self._next_step(held_lease, now)) is not None:
-                commands += held_lease.on_step(step)
+                commands += held_lease.on_step(step, now, self._policy.failover_s)
                 if step is Transition.TO_LEAVE_HOST:
                     running = self._running()
                     commands += self.host_capacity.failed(running, held_lease.trouble, now)
-                elif step is Transition.STARTED:
-                    commands.append(held_lease.start(now, self._policy.failover_s))
             commands += self._idle(held_lease, now)
         if held_lease.state is State.GONE:
             self.held_leases.pop(held_lease.key, None)
@@ -245,10 +247,11 @@ class HeldLeases:
 
     def _next_step(self, held_lease: HeldLease, now: Instant) -> Transition | None:
         """The step that a lease of ours without a process makes now; None if it waits."""
-        row, state = held_lease.row, held_lease.state
+        row, state, me = held_lease.row, held_lease.state, self._policy.me
         if row is None or state not in _IDLE:
             return None
-        if self.is_draining or self._observation.is_asked_for(row, self._policy.me, now):
+        is_asked_for = row.handoff is not None and self._observation.is_asked_for(row, me, now)
+        if self.is_draining or is_asked_for:
             return Transition.TO_BE_RELEASED
         if state is State.BACKING_OFF:
             if self._decision(held_lease, row) is RestartDecision.GIVE_AWAY:
@@ -327,3 +330,122 @@ class HeldLeases:
         if self.are_others_in_sight and not gives_way:
             return writes.Offer(row.key, me, row.counter, at, at)
         return writes.Release(row.key, me, row.counter, at, at)
+
+
+class RowWrites:
+    """The writes of the rows of held leases: sends changes, again until they are settled, and
+    decides what became of them. Must not know: why a row is written.
+
+    Rule: only three things settle a write: a success reply, a row whose counter has moved, or a
+    refusal that came before anything was sent [P6].
+    """
+
+    def __init__(self, policy: ManagerPolicy, chance: Callable[[], float]) -> None:
+        self._policy = policy
+        self._chance = chance
+        self._renew_every_s = policy.renew_every_s
+        self._refusals: set[str] = set()
+
+    def begin(self, held_lease: HeldLease, change: writes.Change, now: Instant) -> WriteRow:
+        """Send a first attempt; after failed ones slower and slower."""
+        not_before = None
+        if held_lease.misses > 1:
+            not_before = Instant(now + backoff_s(held_lease.misses - 2, self._chance()))
+        return held_lease.begin_write(change, now, not_before)
+
+    def on_outcome(
+        self,
+        held_lease: HeldLease,
+        event: events.WriteResolved,
+        now: Instant,
+        *,
+        is_draining: bool,
+    ) -> list[Command]:
+        """Take in the outcome of a send. Raises: InvariantViolation if none was under way."""
+        change, outcome = held_lease.in_flight.change, event.outcome
+        if change is None or change != event.change:
+            raise InvariantViolation(f"lease {held_lease.key}: an outcome of no write under way")
+        match outcome:
+            case writes.Applied(row):
+                if isinstance(change, writes.CreateLease):
+                    row = change.lease
+                if row is None:
+                    raise InvariantViolation(f"lease {held_lease.key}: a success without the row")
+                self._refusals.clear()
+                every_s = self._renew_every_s
+                return held_lease.on_applied(change, row, now, every_s, by_reply=True)
+            case writes.ConditionFailed(row):
+                return self._judge(held_lease, row, now)
+            case writes.OutcomeUnknown():
+                return [held_lease.read_back()]
+            case writes.Throttled() | writes.Unavailable():
+                pause_s = self._pause_s(held_lease)
+                return self._again(held_lease, now, pause_s, is_draining=is_draining)
+            case writes.Refused(code) if code == writes.BROKEN_ROW:
+                notes = self._note_refusal(outcome)
+                if is_draining:  # a drain does not wait until the row is repaired
+                    held_lease.abandon()
+                    return notes
+                return notes + self._again(held_lease, now, UNREADABLE_PAUSE_S, is_draining=False)
+            case writes.Refused():
+                notes, pause_s = self._note_refusal(outcome), self._policy.refused_pause_s
+                return notes + self._again(held_lease, now, pause_s, is_draining=is_draining)
+            case _:
+                assert_never(outcome)
+
+    def on_read_back(
+        self, held_lease: HeldLease, row: Lease | None, now: Instant, *, is_draining: bool
+    ) -> list[Command]:
+        """Take in the row, which was read because the outcome of the change was unknown."""
+        if self._fate(held_lease, row) is writes.Fate.UNMOVED:
+            pause_s = self._pause_s(held_lease)
+            return self._again(held_lease, now, pause_s, is_draining=is_draining)
+        return self._judge(held_lease, row, now)
+
+    def _pause_s(self, held_lease: HeldLease) -> float:
+        return backoff_s(held_lease.attempts - 1, self._chance())
+
+    def _again(
+        self, held_lease: HeldLease, now: Instant, pause_s: float, *, is_draining: bool
+    ) -> list[Command]:
+        """Send the same change with the same expected counter, or give up a take unsent."""
+        change = held_lease.in_flight.required()
+        is_late = is_draining or held_lease.attempts >= TAKE_ATTEMPTS_MAX
+        if isinstance(change, writes.Take) and is_late and held_lease.in_flight.withdraw():
+            held_lease.step(Transition.NOT_OURS)
+            return []
+        return [held_lease.send_again(Instant(now + pause_s))]
+
+    def _note_refusal(self, refused: writes.Refused) -> list[Command]:
+        """Log once for each code until a write succeeds: a missing permission fails all writes."""
+        if refused.code in self._refusals:
+            return []
+        self._refusals.add(refused.code)
+        fields = {"code": refused.code, "message": refused.message}
+        return [Note("write_refused", "error", fields={**fields})]
+
+    def _fate(self, held_lease: HeldLease, row: Lease | None) -> writes.Fate:
+        """What the row says about the change in flight."""
+        flight = held_lease.in_flight
+        if row is None:
+            is_creation = isinstance(flight.required(), writes.CreateLease)
+            return writes.Fate.UNMOVED if is_creation else writes.Fate.LOST
+        seen_counter = held_lease.row.counter if held_lease.row is not None else 0
+        return flight.judge(row, self._policy.me, seen_counter)
+
+    def _judge(self, held_lease: HeldLease, row: Lease | None, now: Instant) -> list[Command]:
+        """Decide from the row what became of the change. A failed condition returned the row, so
+        the last send did not apply; or the row was read back, and shows whether one applied."""
+        change, fate = held_lease.in_flight.required(), self._fate(held_lease, row)
+        # A late write of our ended process renewed the row as well [P5].
+        is_renewed = fate is writes.Fate.OTHER_WRITER and isinstance(change, writes.Renew)
+        if row is not None and (fate is writes.Fate.APPLIED or is_renewed):
+            return held_lease.on_applied(change, row, now, self._renew_every_s, by_reply=False)
+        held_lease.in_flight.end()
+        if row is None and held_lease.may_be_restored(now, self._policy.failover_s):
+            vanished = held_lease.note("row_vanished", "error")
+            return [vanished, self.begin(held_lease, held_lease.restore(), now)]
+        if row is None or fate is writes.Fate.LOST or isinstance(change, writes.Take):
+            return held_lease.lose(row)
+        held_lease.on_not_applied(row)
+        return []

@@ -25,7 +25,7 @@ from kclrun.leases.commands import (
     ScanTable,
     StopRefused,
 )
-from kclrun.leases.held_lease import HeldLease, State
+from kclrun.leases.held_lease import HeldLease
 from kclrun.leases.held_leases import HeldLeases
 from kclrun.leases.policy import (
     ManagerPolicy,
@@ -37,6 +37,7 @@ from kclrun.leases.policy import (
 )
 from kclrun.leases.shard_sync import TableTotals
 from kclrun.leases.table_view import Observation, TableView
+from kclrun.leases.transitions import State
 from kclrun.model.lease import (
     OWNER_PREFIX,
     Lease,

@@ -14,9 +14,10 @@ from typing import Final
 import msgspec
 import psutil
 
-from kclrun.leases.held_lease import HeldLease, State
+from kclrun.leases.held_lease import HeldLease
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.shard_sync import TableTotals
+from kclrun.leases.transitions import State
 from kclrun.manager.gauge import Gauge
 from kclrun.manager.manager import Manager, ReportWriter
 from kclrun.manager.ring_reader import Child

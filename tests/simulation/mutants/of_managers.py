@@ -39,7 +39,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="take-not-read-back",
-        file="kclrun/leases/row_writes.py",
+        file="kclrun/leases/held_leases.py",
         old="                return [held_lease.read_back()]",
         new=(
             "                if isinstance(change, writes.Take):\n"
@@ -84,8 +84,8 @@ OF_MANAGERS = (
     Mutant(
         name="drained-manager-keeps-idle-rows",
         file="kclrun/leases/held_leases.py",
-        old="        if self.is_draining or self._observation.is_asked_for(row,",
-        new="        if self._observation.is_asked_for(row,",
+        old="        if self.is_draining or is_asked_for:",
+        new="        if is_asked_for:",
         breaks="a draining manager keeps rows that have no process, and never finishes",
         source="trace N8",
         # In a fleet a drain has an end by time, and what it left behind expires: time is lost.

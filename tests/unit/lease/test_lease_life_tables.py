@@ -3,39 +3,18 @@
 `tests/scenarios/lease_life.yaml` has what each event leads to in each state.
 """
 
-import re
-
 import pytest
 
 from kclrun.errors import InvariantViolation
 from kclrun.lease import events, states
 from kclrun.lease.states import EXPECTED, FINAL, LATE, TRANSITIONS, State, Transition
-from tests.support.tables import over_rows
+from tests.support.tables import drawn_transitions, named_transitions, over_rows
 from tests.unit.lease.lease_driver import Driver
 
 
-def diagram():
-    """The docstring's lines as (state, step, state)."""
-    found = set()
-    state = None
-    for line in states.__doc__.splitlines():
-        if not line.startswith("    "):
-            continue
-        if match := re.match(r"    (\w+)\s", line):
-            state = match[1]
-        found |= {(state, step, after) for step, after in re.findall(r"(\w+) → (\w+)", line)}
-    return found
-
-
-def test_the_diagram_in_the_docstring_is_the_table():
-    table = {
-        (state.value, step.value, after.value)
-        for state, row in TRANSITIONS.items()
-        for step, after in row.items()
-    }
-
-    assert diagram() == table
-    assert len(table) == 31
+def test_the_diagram_in_the_theory_of_operation_is_the_table():
+    assert drawn_transitions(states) == named_transitions(TRANSITIONS)
+    assert len(drawn_transitions(states)) == 31
 
 
 def test_every_state_can_be_reached_and_left_unless_it_is_final():

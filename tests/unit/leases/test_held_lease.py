@@ -1,13 +1,19 @@
-"""The states of a lease in our hands: the table, its drawing, and what must hold in each."""
+"""The states of a held lease: the table, its drawing, and what must hold in each."""
 
 import pytest
 
 from kclrun.errors import InvariantViolation
-from kclrun.leases.held_lease import TRANSITIONS, WITH_PROCESS, HeldLease, State, Transition
+from kclrun.leases import transitions
+from kclrun.leases.held_lease import HeldLease
+from kclrun.leases.transitions import TRANSITIONS, WITH_PROCESS, State, Transition
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.protocol.writes import InFlight, Renew
-from tests.support.tables import over_rows
+from tests.support.tables import drawn_transitions, named_transitions, over_rows
+
+
+def test_the_diagram_in_the_theory_of_operation_is_the_table():
+    assert drawn_transitions(transitions) == named_transitions(TRANSITIONS)
 
 
 def test_every_state_can_be_reached_and_every_one_leads_to_gone():

@@ -4,9 +4,10 @@ import pytest
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases.events import WriteResolved
-from kclrun.leases.held_lease import HeldLease, State
+from kclrun.leases.held_lease import HeldLease
+from kclrun.leases.held_leases import RowWrites
 from kclrun.leases.policy import ManagerPolicy
-from kclrun.leases.row_writes import RowWrites
+from kclrun.leases.transitions import State
 from kclrun.protocol.writes import Applied, Renew
 
 RENEW = Renew("s0", "me", 1)

@@ -19,9 +19,10 @@ from kclrun.errors import (
     Unavailable,
 )
 from kclrun.leases import commands, events
-from kclrun.leases.held_lease import HeldLease, State
+from kclrun.leases.held_lease import HeldLease
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
+from kclrun.leases.transitions import State
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.manager.gauge import Gauge
 from kclrun.manager.loop import IoPool, Loop, SignalPipe

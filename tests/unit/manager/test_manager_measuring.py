@@ -14,9 +14,10 @@ from kclrun.config.units import Duration
 from kclrun.errors import Unavailable
 from kclrun.ipc.messages import FailoverChanged
 from kclrun.leases import events
-from kclrun.leases.held_lease import HeldLease, State
+from kclrun.leases.held_lease import HeldLease
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
+from kclrun.leases.transitions import State
 from kclrun.manager.manager import ReportWriter
 from kclrun.manager.metering import open_metering
 from kclrun.manager.sampling import HostCpu, Sampler, heat_of, note_of, state_of
