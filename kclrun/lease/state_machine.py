@@ -149,7 +149,7 @@ class LeaseStateMachine:
         self.check()
         if result and self.own.in_flight.change is None:
             # A write that was given up within this call (the fence has passed) is not sent.
-            return tuple(each for each in result if type(each) is not commands.SendWrite)
+            return tuple(command for command in result if type(command) is not commands.SendWrite)
         return result
 
     def next_deadline(self, now: Instant) -> Instant:
@@ -683,7 +683,9 @@ class LeaseStateMachine:
         wanted = self._requests.highest
         if self.policy.has_outputs and wanted is not None and wanted > self.commits.confirmed:
             again = self.commits.again_instant
-            return min((each for each in (renewing, again) if each is not None), default=None)
+            return min(
+                (instant for instant in (renewing, again) if instant is not None), default=None
+            )
         if self.policy.checkpoint.mode != "auto" or not self.ledger.has_unsaved:
             return renewing
         due = Instant(self._saved_instant + self.policy.checkpoint.every_s)

@@ -81,7 +81,7 @@ class Asker:
 
     def keys_under_way(self) -> frozenset[LeaseKey]:
         """The rows with an ask, its withdrawal or a decline under way."""
-        asked = (key for key, each in self._asks.items() if each.since_instant is None)
+        asked = (key for key, ask in self._asks.items() if ask.since_instant is None)
         return frozenset(self._ending).union(asked)
 
     def ask(self, lease: Lease, asked: OwnerId, now: Instant) -> list[Command]:
@@ -272,16 +272,16 @@ class OfferWatch:
         """Look at all rows and return those whose turn for us has come, those meant for us first.
         At our target these are the rows meant for us and the rows left lying."""
         me, ready, turn = self._me, [], math.inf
-        for each in self._waiting.values():
-            is_wanted = is_below_target or each.lease.offered_to == me
-            at = each.due_instant if is_wanted else each.left_instant
+        for offer in self._waiting.values():
+            is_wanted = is_below_target or offer.lease.offered_to == me
+            at = offer.due_instant if is_wanted else offer.left_instant
             if at <= now:
-                ready.append(each)
-                at = each.left_instant
+                ready.append(offer)
+                at = offer.left_instant
             if now < at < turn:
                 turn = at
         self._turn_instant = Instant(turn)
-        ready.sort(key=lambda each: (each.lease.offered_to != me, each.due_instant))
+        ready.sort(key=lambda offer: (offer.lease.offered_to != me, offer.due_instant))
         return tuple(ready)
 
     def forget(self, key: LeaseKey) -> None:

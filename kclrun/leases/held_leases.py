@@ -138,7 +138,7 @@ class HeldLeases:
         """Release up to `count` leases that wait for their parents: work needs their places."""
         waiting = [c for c in self._waiting() if not is_work(c.key) and c.in_flight.change is None]
         commands: list[Command] = []
-        for held_lease in sorted(waiting, key=lambda each: each.key)[:count]:
+        for held_lease in sorted(waiting, key=lambda lease: lease.key)[:count]:
             held_lease.step(Transition.TO_BE_RELEASED)
             commands += self._settle(held_lease, now)
         return commands

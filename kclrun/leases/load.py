@@ -131,7 +131,8 @@ class FleetLoad:
         self.owners = loads.kclrun_owners
         self.moving: set[OwnerId] = set()
         self._view = view = loads.view
-        for lease in (*loads.offered, *(each for each in view.asked if not loads.is_settled(each))):
+        unsettled = (lease for lease in view.asked if not loads.is_settled(lease))
+        for lease in (*loads.offered, *unsettled):
             self._note_move(lease)
         at_work, rows, expired = view.work_keys, view.rows, view.expired
         self.unsteady = {
@@ -146,15 +147,16 @@ class FleetLoad:
         work, expired = self._view.work, self._view.expired
         leases: dict[OwnerId | None, list[Lease]] = {owner: [] for owner in self.owners}
         others: list[Lease] = []
-        for lease in work if not expired else [each for each in work if each.key not in expired]:
+        unexpired = [lease for lease in work if lease.key not in expired] if expired else work
+        for lease in unexpired:
             leases.get(lease.owner, others).append(lease)
         return {owner: _Sums.of(leases[owner]) for owner in self.owners}
 
     @cached_property
     def _total(self) -> _Sums:
         total = _Sums()
-        for each in self._sums.values():
-            total.add(each)
+        for sums in self._sums.values():
+            total.add(sums)
         return total
 
     @cached_property
@@ -273,7 +275,7 @@ class Pairing:
         loads = [
             (fleet.of_owner(owner), owner) for owner in fleet.owners if fleet.takes_part(owner)
         ]
-        first = sum(1 for each in loads if each > (mine, me))
+        first = sum(1 for pair in loads if pair > (mine, me))
         # Half of the difference is the most that an exchange can gain.
         light = sorted(
             (load, owner)
@@ -309,13 +311,15 @@ class Pairing:
     def _best_with(self, other: OwnerId, mine: float, others: float) -> LeaseExchange | None:
         """Swaps that bring the two loads together, each the best that is left; None: too little."""
         ours = self._movable(self._me)
-        theirs = sorted(self._movable(other), key=lambda each: each[1])
+        theirs = sorted(self._movable(other), key=lambda lease: lease[1])
         places = self._count_max - max(self._counts[self._me], self._counts[other])
         swaps: list[Swap] = []
         half, moved = (mine - others) / 2, 0.0
         may_go_alone = self._may_go_alone(other)
         while len(swaps) < min(places, self._swaps_max) or (may_go_alone and not swaps):
-            best = _nearest(ours, theirs if places > 0 else [], half - moved, may_go_alone)
+            best = _nearest(
+                ours, theirs if places > 0 else [], half - moved, may_go_alone=may_go_alone
+            )
             if (
                 best is None
                 or half - abs(half - moved - best.load) - moved <= _SWAP_GAIN_MIN * mine
@@ -323,8 +327,8 @@ class Pairing:
                 break
             swaps.append(Swap(best.give, best.take))
             moved += best.load
-            ours = [each for each in ours if each[0] != best.give]
-            theirs = [each for each in theirs if each[0] != best.take]
+            ours = [lease for lease in ours if lease[0] != best.give]
+            theirs = [lease for lease in theirs if lease[0] != best.take]
             may_go_alone = False
         gain = half - abs(half - moved)
         return (
@@ -371,12 +375,13 @@ def _nearest(
     ours: Sequence[tuple[LeaseKey, float]],
     theirs: Sequence[tuple[LeaseKey, float]],
     wanted: float,
-    may_go_alone: bool,  # noqa: FBT001 - passed on
+    *,
+    may_go_alone: bool,
 ) -> _Candidate | None:
     """The swap that moves a load as near as possible to `wanted`. `theirs` is sorted by load."""
     best: _Candidate | None = None
     for give, load in ours:
-        place = bisect_left(theirs, load - wanted, key=lambda each: each[1])
+        place = bisect_left(theirs, load - wanted, key=lambda lease: lease[1])
         returns: list[tuple[LeaseKey | None, float]] = [*theirs[max(0, place - 1) : place + 1]]
         if may_go_alone:
             returns.append((None, 0.0))

@@ -101,7 +101,7 @@ class ReportWriter:
     def besides(self, shown: Iterable[LeaseKey]) -> tuple[int, int]:
         """Of exited processes of all other shards: records processed, and records given up."""
         own = [self._past[key].report for key in shown if key in self._past]
-        records = self.records_total - sum(each.records or 0 for each in own)
+        records = self.records_total - sum(report.records or 0 for report in own)
         return records, _given_up(self._all) - sum(map(_given_up, own))
 
     @property

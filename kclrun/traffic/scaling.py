@@ -79,7 +79,9 @@ class WorkersNeeded:
     def _needed(self, look: MachineLook) -> int | None:
         # By the workers of its time: a worker that came since then has taken over some of the work.
         each_busy = [
-            each.workers * each.cpu_share for each in self._looks if each.cpu_share is not None
+            former.workers * former.cpu_share
+            for former in self._looks
+            if former.cpu_share is not None
         ]
         if not each_busy or not look.leases:
             return None
