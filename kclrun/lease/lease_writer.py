@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -142,6 +142,8 @@ class LeaseWriter:
                 self._reads_failed += 1
                 at = Instant(now + self._pause_s(self._reads_failed))
                 return WriteVerdict(VerdictKind.READ_BACK, not_before=at)
+            case _:
+                assert_never(answer)
         if verdict.kind is not VerdictKind.AGAIN:
             return verdict
         pause_s = self._pause_s(self._retries)
@@ -167,6 +169,8 @@ class LeaseWriter:
                 return self._again(message)
             case writes.Refused(code, message):
                 return self._again(f"{code}: {message}")
+            case _:
+                assert_never(outcome)
 
     def _applied(self, row: Lease | None, sent: Instant) -> WriteVerdict:
         change = self.in_flight.required()

@@ -8,7 +8,7 @@ owner.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -332,6 +332,8 @@ def given_away(change: writes.ReleaseWrite) -> LeaseReleased:
             receiver = "offered to any owner"
         case writes.Release():
             receiver = "released: no other owner is in sight"
+        case _:
+            assert_never(change)
     return LeaseReleased(change.position, receiver)
 
 

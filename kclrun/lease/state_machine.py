@@ -7,6 +7,7 @@ outcome of every command comes back as an event, whatever the outcome.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import assert_never
 
 from kclrun.errors import InvariantViolation
 from kclrun.lease import commands, events
@@ -239,6 +240,10 @@ class LeaseStateMachine:
                 self.own.set_failover(failover_s, now)
             case events.ThreadStalled(stalled_s, in_user_code):
                 return (stalled(stalled_s, in_user_code=in_user_code),)
+            case events.Started() | events.RestartRequested() | events.Ticked():
+                pass  # a start that expired, a restart without effect
+            case _:
+                assert_never(event)
         return ()  # due work follows every event, and is all that follows Ticked
 
     def _take_in_outputs(self, event: events.OfOutputs, now: Instant) -> Commands:
@@ -256,6 +261,10 @@ class LeaseStateMachine:
                 self.commits.refused = ProcessorFailed(OUTPUT, message, attempts=1)
             case events.OutputsSuperseded(message) if self.state is not State.LOSING:
                 return self._lose(message, now, begins_again=True)
+            case events.OutputsSuperseded():
+                pass  # it is lost already
+            case _:
+                assert_never(event)
         return ()
 
     def _take_in_answer(self, answer: Answer, now: Instant) -> Commands:
@@ -278,6 +287,8 @@ class LeaseStateMachine:
             case VerdictKind.REDO:
                 self._shard_end.begin_again(Instant(now + CHILDREN_RETRY_S))
                 result = ()
+            case _:
+                assert_never(verdict.kind)
         return result + self._warn_once(verdict.reason)
 
     def _send_again(self, verdict: WriteVerdict, now: Instant) -> Commands:
@@ -303,8 +314,9 @@ class LeaseStateMachine:
                 return (written_again(row),)
             case writes.Checkpoint():
                 return self._saved(now)
-            case writes.CreateChildren() if self.state is State.CREATING:  # not withdrawn
-                self._move(Transition.CHILDREN_CREATED)
+            case writes.CreateChildren():
+                if self.state is State.CREATING:  # not withdrawn
+                    self._move(Transition.CHILDREN_CREATED)
             case writes.NameChildren():
                 self._move(Transition.CHILDREN_NAMED)
                 return (commands.CallShardEnded(),)
@@ -316,6 +328,10 @@ class LeaseStateMachine:
                 saved = self._saved(now)
                 released = given_away(change)
                 return saved + self._finish(Transition.RELEASE_WRITTEN, released, ExitCause.DONE)
+            case writes.Renew() | writes.Take() | writes.HaltLease():
+                pass  # all but the renewal are writes of managers
+            case _:
+                assert_never(change)
         return ()
 
     def _claimed(self, now: Instant) -> Commands:
@@ -625,15 +641,17 @@ class LeaseStateMachine:
                 self._move(Transition.CHILDREN_CREATED)
                 if shard_end.child_ids:
                     return result + self._write_what_is_due(now)
-                self._move(
-                    Transition.CHILDREN_NAMED
-                )  # the children were trimmed, too: none to name
+                # The children were trimmed, too: there is none to name.
+                self._move(Transition.CHILDREN_NAMED)
                 return (*result, commands.CallShardEnded(), *self._save_or_renew(now))
             case Deferred(reason):
                 return self._put_children_off(reason, now)
             case commands.ReadRows() | commands.ListShards() as question:
                 return (question,)
-        return ()
+            case None:
+                return ()
+            case _:
+                assert_never(step)
 
     def _put_children_off(self, reason: str, now: Instant) -> Commands:
         self._shard_end.begin_again(Instant(now + CHILDREN_RETRY_S))

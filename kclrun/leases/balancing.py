@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -538,6 +538,8 @@ class Balancer:
                 return self._expired_offers.resolved(change, outcome)
             case writes.Withdraw() | writes.Decline():
                 return self._asker.ended(change, outcome)
+            case _:
+                assert_never(change)
 
     def tick(self, now: Instant) -> list[Command]:
         """Take the offered rows whose turn has come; look for more when that is due. A row that we

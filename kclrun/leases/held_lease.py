@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import assert_never
 
 import msgspec
 
@@ -262,12 +263,13 @@ class HeldLease(msgspec.Struct, kw_only=True):
                 return self._on_reported(report, now, failover_s)
             case events.ProcessStarted():
                 return []  # only the shell needs its pid
+            case _:
+                assert_never(event)
 
     def _on_reported(
         self, report: reports.CoreReport, now: Instant, failover_s: float
     ) -> list[Command]:
         notes: list[Command] = []
-        self.needs_own_process |= isinstance(report, reports.LeaseKept) and not report.is_paused
         match report:
             case reports.LeaseClaimed():
                 if self.state is State.STARTING:
@@ -279,6 +281,8 @@ class HeldLease(msgspec.Struct, kw_only=True):
                 return []
             case reports.ShardEnded() | reports.LeaseReleased():
                 self.is_over = True
+            case reports.LeaseKept(is_paused):
+                self.needs_own_process |= not is_paused
             case reports.ProcessorFailed(is_host_fault=True):
                 self.has_broken, self.has_starved = True, True
                 self.trouble = reports.reason_of(report)
@@ -292,15 +296,20 @@ class HeldLease(msgspec.Struct, kw_only=True):
                 self.has_broken, self.has_starved = True, False
                 self.trouble = report.reason
             case reports.StartUnclaimed():
-                notes.append(self.note("start_unclaimed", "warning", reason=report.reason))
-                # A start command is valid for a failover, and before it a write of ours came
-                # through: if the process claimed nothing in that time, its host is too slow [P4].
-                if now >= self.confirmed_instant + failover_s:
-                    self.has_broken, self.has_starved = True, False
-                    self.trouble = report.reason
+                notes.append(self._unclaimed(report.reason, now, failover_s))
+            case _:
+                assert_never(report)
         if self.state is not State.EXITING:
             self.step(Transition.REPORTED_END)
         return notes
+
+    def _unclaimed(self, reason: str, now: Instant, failover_s: float) -> Note:
+        # A start command is valid for a failover, and before it a write of ours came through: if
+        # the process claimed nothing in that time, its host is too slow [P4].
+        if now >= self.confirmed_instant + failover_s:
+            self.has_broken, self.has_starved = True, False
+            self.trouble = reason
+        return self.note("start_unclaimed", "warning", reason=reason)
 
     def _died(self, event: events.ProcessExited, now: Instant) -> list[Command]:
         """The process is proven to have ended. If it had not reported its end, it crashed."""
@@ -374,7 +383,18 @@ class HeldLease(msgspec.Struct, kw_only=True):
                 self.restarts.progressed()
                 self.step(Transition.RESUMED)
                 return [self.note("lease_resumed")]
-        return []
+            case (
+                writes.Claim()
+                | writes.Renew()
+                | writes.Checkpoint()
+                | writes.NameChildren()
+                | writes.End()
+                | writes.HandOver()
+                | writes.CreateChildren()
+            ):
+                return []  # all but the renewal are writes of processes
+            case _:
+                assert_never(change)
 
     def _given(self, change: writes.Release | writes.Offer, row: Lease) -> list[Command]:
         if not is_unowned(row.owner):  # taken before the outcome arrived: its new owner logs that

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import msgspec
 
@@ -92,6 +92,8 @@ class Completion:
                 self._is_maybe_done = True
             case LifecycleOutcome.LATER:
                 pass
+            case _:
+                assert_never(answer.outcome)
         return self._again(now)
 
     def _again(self, now: Instant) -> str | None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -338,6 +338,8 @@ class Launcher:
                 return []
             case messages.Forked():  # without its descriptor: its exit could not be proven
                 return []
+            case _:
+                assert_never(message)
 
     def _gone(self) -> list[LauncherReport]:
         assert self._channel is not None, "only a launcher that was there can be gone"
@@ -510,6 +512,8 @@ class Forks:
             case LauncherGone(exit_status):
                 self._log.note("launcher_died", status=exit_status)
                 self._open_later()
+            case _:
+                assert_never(report)
 
     def _open_later(self) -> None:
         """Restart at once the first time; after repeated exits without a fork, ever later."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, assert_never
 
 from kclrun import errors
 from kclrun.config.schema import InstanceSettings
@@ -164,6 +164,8 @@ class InstanceWatch:
                     lambda: lifecycle.complete(action),
                     lambda answer: self._take_in(instance.CompletionAnswered(action, answer)),
                 )
+            case _:
+                assert_never(command)
 
     def _ask_group(
         self, job: Callable[[], None], then: Callable[[instance.LifecycleAnswer], None]

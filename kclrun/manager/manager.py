@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Collection, Iterable
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 from msgspec import UNSET
@@ -317,10 +317,21 @@ class Manager:
                 self._note(command)
             case commands.Finish():
                 self._is_finished = True
-            case request:
-                if isinstance(request, commands.ScanTable):
-                    self._held_at_scan = self._identity.folder.held
-                self.service_calls.perform(request)
+            case commands.ScanTable():
+                self._held_at_scan = self._identity.folder.held
+                self.service_calls.perform(command)
+            case (
+                commands.ListShards()
+                | commands.DescribeStream()
+                | commands.ReadKcl3Mode()
+                | commands.ReadRow()
+                | commands.ReadParents()
+                | commands.FindOffers()
+                | commands.WriteRow()
+            ):
+                self.service_calls.perform(command)
+            case _:
+                assert_never(command)
 
     def _note(self, note: commands.Note) -> None:
         fields = note.fields

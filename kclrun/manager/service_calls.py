@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -251,6 +251,8 @@ class ServiceCalls(ServiceRequests):
                 return LOOK_FOR_OFFERS, lambda: events.OffersFound(world.table.offered(rows_max))
             case commands.WriteRow():
                 raise AssertionError("a write is sent by `_send_write`")
+            case _:
+                assert_never(request)
 
     def _offers_failed(self, error: ServiceError, asked: Instant) -> None:
         """The next look is soon, and scans find offers as well [P17]."""

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, assert_never
 
 import msgspec
 
@@ -195,6 +195,8 @@ def _check_of(kind: DataType) -> Check:
             return _map_check(kind, _check_of(key), _check_of(value))
         case StructType(columns):
             return _struct_check(columns)
+        case _:
+            assert_never(kind)
 
 
 def _string(value: Any) -> str:

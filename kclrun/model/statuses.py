@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -179,3 +179,5 @@ def require(statuses: Statuses, what: str, status: str) -> None:
             raise errors.InvalidRequest(message, code=status)
         case Ends.BY_ITSELF:
             raise errors.Unavailable(message, code=status)
+        case _:
+            assert_never(trouble.ends)

@@ -9,7 +9,7 @@ Must not know: pauses, clocks, why a row is written.
 from __future__ import annotations
 
 import enum
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -617,3 +617,5 @@ def rebased(change: Change, row: Lease) -> Change:
             return msgspec.structs.replace(change, seen_counter=row.counter)
         case Take() | CreateChildren() | CreateLease():
             return change
+        case _:
+            assert_never(change)

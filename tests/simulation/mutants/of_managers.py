@@ -322,8 +322,8 @@ OF_MANAGERS = (
     Mutant(
         name="expired-starts-tried-for-ever",
         file="kclrun/leases/held_lease.py",
-        old="                if now >= self.confirmed_instant + failover_s:\n",
-        new="                if False:\n",
+        old="        if now >= self.confirmed_instant + failover_s:\n",
+        new="        if False:\n",
         breaks="a host so slow that start commands expire keeps its leases and reads none of them",
         source="P17: what fails because of the host leaves the host",
         layer=SICK_HOST,
