@@ -2,7 +2,7 @@
 
 Implements P2 (conditions), P4 (only a success claims), P7 (the fence counts from the earliest
 unresolved send), R8 (a KCL 3 leader's handover) and the repair of a vanished row, over the one
-write in flight (`protocol/writes.py`). Must not know: when a row is written, and how.
+write in flight (`protocol/in_flight.py`). Must not know: when a row is written, and how.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from kclrun.model.sequence import SHARD_END
 from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol import writes
 from kclrun.protocol.fence import FailoverTerms
+from kclrun.protocol.in_flight import Fate, InFlight
 from kclrun.protocol.reports import GilHeld, ProcessWarned, Report
 
 # One attempt a back-off, and no back-off is below 25 ms: 400 fill a failover of 10 s.
@@ -79,7 +80,7 @@ class LeaseWriter:
     ) -> None:
         self.key = key
         self.me = me
-        self.in_flight = writes.InFlight()
+        self.in_flight = InFlight()
         self.row: Lease | None = None
         self.counter = seen_counter
         # Why the write in flight has not succeeded yet, in words; empty after a success.
@@ -195,16 +196,16 @@ class LeaseWriter:
             return self._moved(row)
         if isinstance(change, writes.CreateLease):
             return self._judge_written_again(change, row, fate)
-        if fate is writes.Fate.APPLIED and isinstance(change, writes.End | writes.ReleaseWrite):
+        if fate is Fate.APPLIED and isinstance(change, writes.End | writes.ReleaseWrite):
             self.row = row
             return self._settle(change)
-        if fate is writes.Fate.LOST:
+        if fate is Fate.LOST:
             if self._is_handed_over(row):
                 return self._hand_over(change, row)
             return self._lost(f"its row belongs to {row.owner or 'no owner'}")
-        if fate is writes.Fate.UNMOVED:
+        if fate is Fate.UNMOVED:
             return self._unmoved(change, row, answered=answered)
-        if fate is writes.Fate.OTHER_WRITER:
+        if fate is Fate.OTHER_WRITER:
             return self._lost(f"its counter is {row.counter}, {self.counter} was confirmed")
         if isinstance(change, writes.Claim):  # a row that was read does not claim: claim again [P4]
             self.counter = row.counter
@@ -212,7 +213,7 @@ class LeaseWriter:
             return WriteVerdict(VerdictKind.AGAIN, self.in_flight.rebase(row))
         # Some write of ours applied: adopt the row, and send the missing values again [P6].
         self._confirm(row, min(self.in_flight.unresolved))
-        if fate is writes.Fate.APPLIED:
+        if fate is Fate.APPLIED:
             return self._settle(change)
         return WriteVerdict(VerdictKind.AGAIN, self.in_flight.rebase(row))
 
@@ -266,10 +267,10 @@ class LeaseWriter:
         return WriteVerdict(VerdictKind.AGAIN, creation)
 
     def _judge_written_again(
-        self, change: writes.CreateLease, row: Lease, fate: writes.Fate
+        self, change: writes.CreateLease, row: Lease, fate: Fate
     ) -> WriteVerdict:
         """A row exists where ours had vanished: ours if the reply was lost, else another's."""
-        if fate is writes.Fate.APPLIED and self.in_flight.unresolved:
+        if fate is Fate.APPLIED and self.in_flight.unresolved:
             self._confirm(row, min(self.in_flight.unresolved))
             return self._settle(change)
         return self._lost(

@@ -20,6 +20,7 @@ from kclrun.leases.transitions import TRANSITIONS, WITH_PROCESS, State, Transiti
 from kclrun.model.lease import WRITTEN_AGAIN_AHEAD, Lease, LeaseKey
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol import reports, writes
+from kclrun.protocol.in_flight import InFlight
 
 
 class HeldLease(msgspec.Struct, kw_only=True):
@@ -44,7 +45,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
     key: LeaseKey
     state: State
     row: Lease | None = None
-    in_flight: writes.InFlight = msgspec.field(default_factory=writes.InFlight)
+    in_flight: InFlight = msgspec.field(default_factory=InFlight)
     attempts: int = 0
     sent_instant: Instant = Instant(0.0)
     is_reading: bool = False

@@ -29,6 +29,7 @@ from kclrun.leases.transitions import WITH_PROCESS, State, Transition
 from kclrun.model.lease import ANYBODY, DiedOn, Halt, Lease, LeaseKey, Owner
 from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol import reports, writes
+from kclrun.protocol.in_flight import Fate
 
 # States without a process and without a task of their own: a drain gives these leases up at once.
 _IDLE = frozenset(
@@ -397,7 +398,7 @@ class RowWrites:
         self, held_lease: HeldLease, row: Lease | None, now: Instant, *, is_draining: bool
     ) -> list[Command]:
         """Take in the row, which was read because the outcome of the change was unknown."""
-        if self._fate(held_lease, row) is writes.Fate.UNMOVED:
+        if self._fate(held_lease, row) is Fate.UNMOVED:
             pause_s = self._pause_s(held_lease)
             return self._again(held_lease, now, pause_s, is_draining=is_draining)
         return self._judge(held_lease, row, now)
@@ -424,12 +425,12 @@ class RowWrites:
         fields = {"code": refused.code, "message": refused.message}
         return [Note("write_refused", "error", fields={**fields})]
 
-    def _fate(self, held_lease: HeldLease, row: Lease | None) -> writes.Fate:
+    def _fate(self, held_lease: HeldLease, row: Lease | None) -> Fate:
         """What the row says about the change in flight."""
         flight = held_lease.in_flight
         if row is None:
             is_creation = isinstance(flight.required(), writes.CreateLease)
-            return writes.Fate.UNMOVED if is_creation else writes.Fate.LOST
+            return Fate.UNMOVED if is_creation else Fate.LOST
         seen_counter = held_lease.row.counter if held_lease.row is not None else 0
         return flight.judge(row, self._policy.me, seen_counter)
 
@@ -438,14 +439,14 @@ class RowWrites:
         the last send did not apply; or the row was read back, and shows whether one applied."""
         change, fate = held_lease.in_flight.required(), self._fate(held_lease, row)
         # A late write of our ended process renewed the row as well [P5].
-        is_renewed = fate is writes.Fate.OTHER_WRITER and isinstance(change, writes.Renew)
-        if row is not None and (fate is writes.Fate.APPLIED or is_renewed):
+        is_renewed = fate is Fate.OTHER_WRITER and isinstance(change, writes.Renew)
+        if row is not None and (fate is Fate.APPLIED or is_renewed):
             return held_lease.on_applied(change, row, now, self._renew_every_s, by_reply=False)
         held_lease.in_flight.end()
         if row is None and held_lease.may_be_restored(now, self._policy.failover_s):
             vanished = held_lease.note("row_vanished", "error")
             return [vanished, self.begin(held_lease, held_lease.restore(), now)]
-        if row is None or fate is writes.Fate.LOST or isinstance(change, writes.Take):
+        if row is None or fate is Fate.LOST or isinstance(change, writes.Take):
             return held_lease.lose(row)
         held_lease.on_not_applied(row)
         return []

@@ -222,7 +222,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="any-write-of-mine-taken-for-this-one",
-        file="kclrun/protocol/writes.py",
+        file="kclrun/protocol/in_flight.py",
         old="return Fate.APPLIED if was_applied(change, row) else Fate.MISSING",
         new="return Fate.APPLIED",
         breaks="an earlier checkpoint that applied is taken for the end of the shard",
@@ -232,7 +232,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="rebased-to-a-lower-position",
-        file="kclrun/protocol/writes.py",
+        file="kclrun/protocol/in_flight.py",
         old="position = max(change.position, row.checkpoint)",
         new="position = change.position",
         breaks="the position of a late checkpoint is adopted, and a lower one written over it",

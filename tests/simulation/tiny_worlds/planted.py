@@ -17,7 +17,8 @@ from kclrun.lease.state_machine import LeaseStateMachine
 from kclrun.leases import held_lease, held_leases, table_view
 from kclrun.leases.table_view import Observation
 from kclrun.local import lease_rows
-from kclrun.protocol.writes import Claim, ConditionFailed, InFlight, Take
+from kclrun.protocol.in_flight import InFlight
+from kclrun.protocol.writes import Claim, ConditionFailed, Take
 
 
 class Bug(NamedTuple):

@@ -30,7 +30,8 @@ from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
 from kclrun.model.time import Instant
 from kclrun.protocol.fence import fence_instant, renew_interval_s
-from kclrun.protocol.writes import HandOver, has_ended_ownership
+from kclrun.protocol.in_flight import has_ended_ownership
+from kclrun.protocol.writes import HandOver
 from kclrun.worker.sharing import rest_together_s
 from tests.support.tables import over_rows
 from tests.unit.lease.lease_driver import Driver, p

@@ -13,16 +13,8 @@ from kclrun.leases.policy import ManagerPolicy, ScanPace, scan_delay_s
 from kclrun.model.lease import OFFERED
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.protocol import writes as ch
-from kclrun.protocol.writes import (
-    ConditionFailed,
-    Fate,
-    InFlight,
-    OutcomeUnknown,
-    Refused,
-    Throttled,
-    Unavailable,
-    has_ended_ownership,
-)
+from kclrun.protocol.in_flight import Fate, InFlight, has_ended_ownership
+from kclrun.protocol.writes import ConditionFailed, OutcomeUnknown, Refused, Throttled, Unavailable
 from tests.unit.leases.manager_life import ME, OTHER, THIRD, ManagerLife, replace, row, rows_of
 
 DEAD = "kclrun:a:dead:n"

@@ -8,7 +8,8 @@ from kclrun.leases.held_lease import HeldLease
 from kclrun.leases.transitions import TRANSITIONS, WITH_PROCESS, State, Transition
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
-from kclrun.protocol.writes import InFlight, Renew
+from kclrun.protocol.in_flight import InFlight
+from kclrun.protocol.writes import Renew
 from tests.support.tables import drawn_transitions, named_transitions, over_rows
 
 
