@@ -15,16 +15,16 @@ from typing import Any
 
 from kclrun.codec.values import Decode
 from kclrun.errors import SettingsError
-from kclrun.model.letter import LetterPlace
-from kclrun.model.output import OutputPlace, RowsOf
-from kclrun.model.state import StatePlace
+from kclrun.model.letter import LetterDestination
+from kclrun.model.output import OutputDestination, RowsOf
+from kclrun.model.state import StateDestination
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import ClaimStore, LetterStore, Output, VersionStore
 from kclrun.state.kept import KeptEntries, MemoryEntries
 
 
 def open_output(
-    place: OutputPlace,
+    place: OutputDestination,
     of: RowsOf,
     kinesis: WireEndpoint,
     credentials: Callable[[], WireCredentials],
@@ -62,7 +62,7 @@ def open_output(
 
 
 def _object_output(
-    place: OutputPlace,
+    place: OutputDestination,
     of: RowsOf,
     region: str,
     credentials: Callable[[], WireCredentials],
@@ -79,7 +79,7 @@ def _object_output(
 
 
 def _kinesis_output(
-    place: OutputPlace,
+    place: OutputDestination,
     of: RowsOf,
     kinesis: WireEndpoint,
     credentials: Callable[[], WireCredentials],
@@ -97,7 +97,7 @@ def _kinesis_output(
 
 
 def open_letters(
-    place: LetterPlace,
+    place: LetterDestination,
     kinesis: WireEndpoint,
     credentials: Callable[[], WireCredentials],
     *,
@@ -115,7 +115,7 @@ def open_letters(
 
 
 def open_versions(
-    place: StatePlace,
+    place: StateDestination,
     folder: str,
     kinesis: WireEndpoint,
     credentials: Callable[[], WireCredentials],
@@ -129,7 +129,7 @@ def open_versions(
 
 
 def open_claims(
-    place: StatePlace,
+    place: StateDestination,
     folder: str,
     kinesis: WireEndpoint,
     credentials: Callable[[], WireCredentials],
@@ -160,7 +160,7 @@ def open_registry(
 
 
 def open_kept(
-    place: StatePlace, folder: str, shard_id: str, broke: Callable[[BaseException], None]
+    place: StateDestination, folder: str, shard_id: str, broke: Callable[[BaseException], None]
 ) -> KeptEntries:
     """The place of the entries of the last version: memory, or below `folder` of the local disk.
     Raises: SinkError."""
@@ -174,7 +174,7 @@ def open_kept(
 
 
 @contextmanager
-def _extra(name: str, place: OutputPlace) -> Iterator[None]:
+def _extra(name: str, place: OutputDestination) -> Iterator[None]:
     """Raises: SettingsError if a package of this extra of kclrun is missing."""
     try:
         yield

@@ -28,7 +28,7 @@ from kclrun.cli.run.application import OnSample, run_application
 from kclrun.config.load import settings_from
 from kclrun.errors import NotFound, ProcessorError, ProcessorLoadError, SettingsError, TableRefused
 from kclrun.manager.launcher import orphans_left_alone
-from kclrun.model.stream import called
+from kclrun.model.stream import display_name
 from kclrun.model.time import WallTime
 from kclrun.observe.sample import ManagerSample, Report
 from kclrun.processor import RecordProcessor
@@ -122,7 +122,7 @@ class _Seen:
         # After a drain began, the leases are given away one by one.
         if not sample.is_draining:
             self.halted = {
-                called(lease.shard): lease.note
+                display_name(lease.shard): lease.note
                 for lease in sample.leases
                 if lease.state == "halted"
             }

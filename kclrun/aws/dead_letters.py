@@ -53,7 +53,7 @@ from kclrun.model.letter import (
     TAKEN_OVER,
     KeptLetter,
     Letter,
-    LetterPlace,
+    LetterDestination,
     Takeover,
     Unusable,
     classified,
@@ -81,7 +81,7 @@ _PAGES_A_SHARD_MAX: Final = 100_000
 
 
 def open_aws_letters(
-    place: LetterPlace,
+    place: LetterDestination,
     kinesis: WireEndpoint,
     credentials: Callable[[], WireCredentials],
     *,

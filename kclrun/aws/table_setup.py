@@ -202,7 +202,7 @@ class TableReport(msgspec.Struct, frozen=True):
     has_owner_index: bool
 
     @property
-    def trouble(self) -> statuses.Trouble | None:
+    def trouble(self) -> statuses.StatusTrouble | None:
         """Why it cannot be used; None if it can."""
         return statuses.TABLE.trouble(self.status)
 
@@ -277,7 +277,7 @@ def require_usable(report: TableReport, waited_s: float | None = None) -> None:
     )
 
 
-def _in_a_sentence(status: str, trouble: statuses.Trouble) -> str:
+def _in_a_sentence(status: str, trouble: statuses.StatusTrouble) -> str:
     advice = _NEXT_START if status == statuses.DELETING else trouble.advice
     if not trouble.meaning:
         return advice

@@ -41,7 +41,7 @@ from kclrun.leases.shard_sync import Listing
 from kclrun.model.lease import KCL3_MODE_KEY, Lease, Owner
 from kclrun.model.stream import (
     StreamKey,
-    called,
+    display_name,
     qualified_shards,
     stream_name_of,
     stream_of,
@@ -268,26 +268,27 @@ def change_in_words(change: RepairingChange) -> str:
     """The effect of one write of a repair."""
     match change:
         case writes.CreateLease(lease=lease):
-            return f"create {called(lease.key)} at {lease.checkpoint}, if it has no row"
+            return f"create {display_name(lease.key)} at {lease.checkpoint}, if it has no row"
         case writes.CreateChildren(children=children):
-            names = ", ".join(called(child.key) for child in children)
+            names = ", ".join(display_name(child.key) for child in children)
             return f"create {names} at TRIM_HORIZON, if the parents' rows are as seen"
         case writes.DeleteTrimmed(key=key, seen_counter=counter):
-            return f"delete {called(key)}, if its owner and counter ({counter}) are as seen"
+            return f"delete {display_name(key)}, if its owner and counter ({counter}) are as seen"
         case writes.Take(key=key, seen_counter=counter):
-            return f"take {called(key)}, if its owner and counter ({counter}) are as seen"
+            return f"take {display_name(key)}, if its owner and counter ({counter}) are as seen"
         case writes.Claim(key=key):
-            return f"remove takenFrom of {called(key)}"
+            return f"remove takenFrom of {display_name(key)}"
         case writes.NameChildren(key=key, children=children):
-            return f"name the children of {called(key)}: {', '.join(sorted(map(called, children)))}"
+            named = ", ".join(sorted(map(display_name, children)))
+            return f"name the children of {display_name(key)}: {named}"
         case writes.Amend(key=key, latest_pinned_at=pinned_at):
             pinned = "" if pinned_at is None else ", and LATEST is now"
-            return f"parents and range of {called(key)} as the service lists them{pinned}"
+            return f"parents and range of {display_name(key)} as the service lists them{pinned}"
         case writes.Release(key=key, position=position, last=last):
             where = "the same checkpoint" if position == last else f"its checkpoint {position}"
-            return f"let {called(key)} go: no owner, no hand-off, {where}"
+            return f"let {display_name(key)} go: no owner, no hand-off, {where}"
         case writes.ResumeLease(key=key):
-            return f"remove the halt of {called(key)}"
+            return f"remove the halt of {display_name(key)}"
 
 
 def _plain(finding: Finding) -> dict[str, Any]:
@@ -304,7 +305,7 @@ def _plain(finding: Finding) -> dict[str, Any]:
 
 
 def _keys(keys: Sequence[str]) -> str:
-    shown = [called(key) for key in keys[: most_on_terminal(_KEYS_SHOWN_MAX)]]
+    shown = [display_name(key) for key in keys[: most_on_terminal(_KEYS_SHOWN_MAX)]]
     more = len(keys) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 

@@ -33,17 +33,17 @@ from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.retries import PASSING, Retries, repeated
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import Shard, ShardGraph
-from kclrun.model.stream import StreamKey, called, qualified_shards, shard_id_of, stream_of
+from kclrun.model.stream import StreamKey, display_name, qualified_shards, shard_id_of, stream_of
 from kclrun.model.text import some_of
 from kclrun.model.time import WallTime
 from kclrun.operating.summaries import (
     Lag,
     LagSummary,
+    duration_text,
     lag_line,
     line_of,
     on_one_line,
     soonest,
-    spelled,
     waiting_for,
     worst,
 )
@@ -97,7 +97,7 @@ def unleased(
 def _why(graph: ShardGraph, shard_id: str, leases: Mapping[str, Lease]) -> str:
     parents = [parent for parent in graph.parents_of(shard_id) if parent in leases]
     if any(not leases[parent].is_ended for parent in parents):
-        return f"no lease yet: it is made when {' and '.join(map(called, parents))} ended"
+        return f"no lease yet: it is made when {' and '.join(map(display_name, parents))} ended"
     return "no lease: a running manager makes one within a few cycles"
 
 
@@ -228,12 +228,12 @@ def print_lag(lines: Sequence[LagSummary], *, retention_s: float) -> None:
     titles = ["shard", "state", "owner", "checkpoint", "behind", "loss in", "note"]
     rows = [
         [
-            called(line.shard),
+            display_name(line.shard),
             line.state,
             line.owner or "-",
             line.checkpoint or "-",
-            spelled(line.behind_s),
-            "-" if line.loss_in_s is None else spelled(line.loss_in_s),
+            duration_text(line.behind_s),
+            "-" if line.loss_in_s is None else duration_text(line.loss_in_s),
             on_one_line(line.note),
         ]
         for line in lines
@@ -258,18 +258,20 @@ def _summary(lines: Sequence[LagSummary], retention_s: float) -> str:
     furthest, first_lost = worst(lines), soonest(lines)
     is_behind = furthest is not None and bool(furthest.behind_s)
     if furthest is not None:
-        where = f" ({called(furthest.shard)})" if is_behind else ""
-        parts.append(f"at most {spelled(furthest.behind_s)} behind{where}")
+        where = f" ({display_name(furthest.shard)})" if is_behind else ""
+        parts.append(f"at most {duration_text(furthest.behind_s)} behind{where}")
     if first_lost is None and (unknown or is_behind):
-        parts.append(f"when records are lost is not known (retention is {spelled(retention_s)})")
+        parts.append(
+            f"when records are lost is not known (retention is {duration_text(retention_s)})"
+        )
     elif first_lost is None:
-        parts.append(f"nothing unread (retention is {spelled(retention_s)})")
+        parts.append(f"nothing unread (retention is {duration_text(retention_s)})")
     elif first_lost.is_trimmed:
-        parts.append(f"records may be lost already ({called(first_lost.shard)})")
+        parts.append(f"records may be lost already ({display_name(first_lost.shard)})")
     else:
         parts.append(
-            f"first loss in {spelled(first_lost.loss_in_s)} ({called(first_lost.shard)}),"
-            f" retention is {spelled(retention_s)}"
+            f"first loss in {duration_text(first_lost.loss_in_s)}"
+            f" ({display_name(first_lost.shard)}), retention is {duration_text(retention_s)}"
         )
     return "; ".join(parts)
 
@@ -328,7 +330,7 @@ def lag(config: ConfigChoice, *, as_json: bool, max_behind: Duration | None) -> 
 def remark_unread(leases: Iterable[Lease], streams: Collection[StreamKey]) -> None:
     """Name on standard error the leases that are not measured, since their stream is not read."""
     left_out = sorted(
-        called(lease.key)
+        display_name(lease.key)
         for lease in leases
         if not lease.is_ended and stream_of(lease.key) not in streams
     )
@@ -341,7 +343,7 @@ def _judged(lines: tuple[LagSummary, ...], max_behind: Duration) -> int:
     late = further_behind(lines, max_behind)
     if not late:
         return exit_codes.DRAINED
-    named = some_of([f"{called(line.shard)} {spelled(line.behind_s)}" for line in late])
+    named = some_of([f"{display_name(line.shard)} {duration_text(line.behind_s)}" for line in late])
     echo(f"Further behind than {max_behind.text}, or not known: {named}", err=True)
     return exit_codes.UNMET
 
@@ -383,7 +385,7 @@ def _of_lease(
     start_at: WallTime | None,
 ) -> LagSummary:
     line = line_of(lease, WallTime(time.time()))
-    parents = [called(parent) for parent in waiting_for(lease, leases)]
+    parents = [display_name(parent) for parent in waiting_for(lease, leases)]
     waits = f"waits for {' and '.join(parents)}" if parents else ""
     return lag_line(
         shard=line.shard,

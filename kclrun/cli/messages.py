@@ -23,7 +23,7 @@ import click
 
 from kclrun import errors
 from kclrun.cli import exit_codes
-from kclrun.model.text import harmless
+from kclrun.model.text import sanitize
 
 # As many names as a line of a terminal shows.
 _NAMES_TABLE: Final = re.compile(r"(?:application|table|stream|aws\.[a-z_.]+)=")
@@ -87,7 +87,7 @@ def echo(text: str = "", *, err: bool = False) -> None:
     """Print a text for people, without control characters of whatever origin [S6]. Once its
     terminal is gone the text is dropped: it changes no exit code."""
     try:
-        click.echo(harmless(text), err=err)
+        click.echo(sanitize(text), err=err)
     except OSError as error:
         if not is_of_lost_terminal(error, sys.stderr if err else sys.stdout):
             raise
@@ -141,13 +141,13 @@ def _host_report(error: BaseException) -> str:
     number = error.errno if isinstance(error, OSError) else None
     what = "kclrun could not go on without it."
     reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
-    trace = harmless("".join(traceback.format_exception(error)))
+    trace = sanitize("".join(traceback.format_exception(error)))
     return f"{trace}\nEnded: {errors.host_error(what, reason, number)}\n"
 
 
 def for_a_person(error: BaseException, verb: str) -> str:
     """The message for an error that is not our bug."""
-    first, *more = harmless(str(error)).split("\n")
+    first, *more = sanitize(str(error)).split("\n")
     lines = [f"{_beginning(error, verb)}: {first}", *(f"  {line}" for line in more)]
     hint = next((hint for kind, hint in _HINTS if isinstance(error, kind)), None)
     is_of_aws = isinstance(error, errors.NothingListens) and error.operation
@@ -177,7 +177,7 @@ def _beginning(error: BaseException, verb: str) -> str:
 
 def bug_report(error: BaseException) -> str:
     """The text of a bug report: the traceback, the versions, and where to send it."""
-    trace = harmless("".join(traceback.format_exception(error)))
+    trace = sanitize("".join(traceback.format_exception(error)))
     return (
         f"{trace}\n"
         f"This is a bug in kclrun: {type(error).__name__} should never end the program.\n"
@@ -215,4 +215,4 @@ def command_of(verb: str, file: Path, overrides: Sequence[str]) -> str:
     """
     kept = [override for override in overrides if _NAMES_TABLE.match(override)]
     options = [f"--config {shlex.quote(str(file))}", *(f"--set {shlex.quote(s)}" for s in kept)]
-    return harmless(f"kclrun {verb} {' '.join(options)}")
+    return sanitize(f"kclrun {verb} {' '.join(options)}")

@@ -21,7 +21,7 @@ from kclrun.cli import exit_codes, messages
 from kclrun.cli.config_options import CONFIG_NAMES, with_verb_first
 from kclrun.cli.messages import echo, versions
 from kclrun.errors import SettingsError, host_refusal
-from kclrun.model.text import harmless
+from kclrun.model.text import sanitize
 
 _DEFAULT: Final = "run"
 _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -189,7 +189,7 @@ def run_program(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption) and error.option_name in CONFIG_NAMES:
             error = click.UsageError(_READS_NO_SETTINGS, error.ctx)
-        error.message = harmless(error.message)  # type: ignore[misc]
+        error.message = sanitize(error.message)  # type: ignore[misc]
         error.show()
         return exit_codes.USAGE
     except BrokenPipeError as error:

@@ -41,13 +41,13 @@ from kclrun.leases.auditing import why_another_stream
 from kclrun.leases.stream_rows import key_in_table, near_misses
 from kclrun.model import statuses
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.output import OutputPlace, RowsOf, setting_of
+from kclrun.model.output import OutputDestination, RowsOf, setting_of
 from kclrun.model.record import Measurement
 from kclrun.model.shard import Shard
 from kclrun.model.stream import (
     ONLY_STREAM,
     StreamKey,
-    called,
+    display_name,
     is_change_stream,
     is_loopback_host,
     region_of,
@@ -259,7 +259,7 @@ class Aws:
         store = partial(open_versions, state, "check", self.kinesis, self.credentials.current)
         return (("state", partial(_checked, "state", store)), *places)
 
-    def _check_output(self, place: OutputPlace) -> str:
+    def _check_output(self, place: OutputDestination) -> str:
         """The destination in words, as `_checked`."""
         opening: Callable[[], Checkable] = partial(
             open_output, place, _NO_ROWS, self.kinesis, self.credentials.current
@@ -585,8 +585,8 @@ def why_other_kind(leases: Iterable[Lease], table: str, *, is_of_several: bool) 
     else:
         begun, here, advice = "streams:", "stream:", "keep `streams:`, with one entry if need be"
     return (
-        f"lease table {table} was begun with `{begun}` (as its lease {called(wrong)} shows); with"
-        f" `{here}` leases have other keys, and every shard would begin anew at the start\n"
+        f"lease table {table} was begun with `{begun}` (as its lease {display_name(wrong)} shows);"
+        f" with `{here}` leases have other keys, and every shard would begin anew at the start\n"
         f"Either {advice},\n"
         "or begin anew on purpose: name another table (leases.table)"
     )

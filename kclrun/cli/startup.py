@@ -1,6 +1,6 @@
 """Opens the world of the manager: the first requests, sent with patience, and its checks.
 
-`services.py` makes the clients. The manager gets the finished `World`.
+`services.py` makes the clients. The manager gets the finished `FleetServices`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kclrun.config.kcl import kcl_application
 from kclrun.config.schema import Settings
 from kclrun.errors import NotFound
 from kclrun.ipc.board import boottime
-from kclrun.manager.world import InstanceServices, SourceStream, World
+from kclrun.manager.world import FleetServices, InstanceServices, SourceStream
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import Instant
 from kclrun.ports import StreamSummary
@@ -34,7 +34,7 @@ from kclrun.ports import StreamSummary
 T = TypeVar("T")
 
 
-def open_world(settings: Settings) -> World:
+def open_world(settings: Settings) -> FleetServices:
     """The clients of the manager, after checks: streams found, lease table usable.
 
     Raises: SettingsError, NotFound (with the names of all missing streams), AccessDenied,
@@ -70,7 +70,7 @@ def open_world(settings: Settings) -> World:
             )
             for key, stream in opened.items()
         }
-    return World(
+    return FleetServices(
         table=aws.table,
         streams={
             key: SourceStream(

@@ -28,7 +28,7 @@ from kclrun.cli.stored_state import StoredState, read_state, with_stores
 from kclrun.cli.times import GivenTime, TimeType, time_option
 from kclrun.errors import SettingsError
 from kclrun.model.sequence import TRIM_HORIZON
-from kclrun.model.stream import called, shard_id_of
+from kclrun.model.stream import display_name, shard_id_of
 from kclrun.model.text import escaped_in_json
 from kclrun.state.timers import is_reserved
 
@@ -119,7 +119,7 @@ def export(config: ConfigChoice, shards: tuple[str, ...], output: Path | None) -
     chosen = [
         (row, store)
         for row, store in leases
-        if not shards or {row.key, shard_id_of(row.key), called(row.key)} & set(shards)
+        if not shards or {row.key, shard_id_of(row.key), display_name(row.key)} & set(shards)
     ]
     if shards and not chosen:
         raise SettingsError(f"--shard: no lease of {', '.join(shards)}")

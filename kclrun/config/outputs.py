@@ -1,7 +1,7 @@
 """The outputs of an application: which settings fit which destination, and each one resolved.
 
-Pure. `rules.py` calls the rules; the manager makes an `OutputPlace` of each output for the start
-command of a lease process, and `kclrun check` for its tests.
+Pure. `rules.py` calls the rules; the manager makes an `OutputDestination` of each output for the
+start command of a lease process, and `kclrun check` for its tests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kclrun.config.schema import (
     stream_name,
 )
 from kclrun.config.yaml_reader import Path
-from kclrun.model.output import MAIN_OUTPUT, OutputPlace, setting_of
+from kclrun.model.output import MAIN_OUTPUT, OutputDestination, setting_of
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.stream import StreamKey, stream_name_of
 
@@ -49,7 +49,7 @@ _WITHOUT_EFFECT_ON_SPARK: Final = ("roll", "buffer")
 _PLAIN: Final = OutputSettings()
 
 
-def output_places(settings: Settings, stream: StreamKey) -> tuple[OutputPlace, ...]:
+def output_places(settings: Settings, stream: StreamKey) -> tuple[OutputDestination, ...]:
     """Every output of the fleet, in the order of the settings, `output` first: resolved for the
     leases of this stream. Each of several streams has a folder of its own: shard ids repeat."""
     return tuple(_place(settings, stream, name, each) for name, each in named_outputs(settings))
@@ -205,7 +205,9 @@ def _complete(at: Path, output: OutputSettings, destination: str) -> Iterator[Pr
         yield Problem((*at, "roll"), "expected a time and a size above nothing")
 
 
-def _place(settings: Settings, stream: StreamKey, name: str, output: OutputSettings) -> OutputPlace:
+def _place(
+    settings: Settings, stream: StreamKey, name: str, output: OutputSettings
+) -> OutputDestination:
     (destination,) = _destinations(output)
     # Only `s3` rolls without being asked to.
     roll = output.roll or (RollSettings() if output.s3 is not None else None)
@@ -213,7 +215,7 @@ def _place(settings: Settings, stream: StreamKey, name: str, output: OutputSetti
     if path is not None and stream:
         path = str(PurePath(path) / stream_name_of(stream))
     is_service = destination not in {"path", "sql"}
-    return OutputPlace(
+    return OutputDestination(
         name=name,
         **{each: getattr(output, each) for each in _DESTINATIONS if each != "path"},
         path=path,

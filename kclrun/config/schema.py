@@ -28,7 +28,7 @@ from kclrun.config.observing import ObserveSettings
 from kclrun.config.processing import ConcurrencySettings, StateSettings, WatermarkSettings
 from kclrun.config.units import ByteSize, Duration
 from kclrun.errors import SettingsError
-from kclrun.model.letter import LetterPlace
+from kclrun.model.letter import LetterDestination
 from kclrun.model.policies import Then
 from kclrun.model.stream import arn_difference, is_change_stream, table_of
 
@@ -588,10 +588,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self.on_error, **own)
 
     @property
-    def letter_place(self) -> LetterPlace:
+    def letter_place(self) -> LetterDestination:
         """Where dead letters are kept. A relative folder is relative to where kclrun is started."""
         place = self.on_error.dead_letter
-        return LetterPlace(
+        return LetterDestination(
             path=place.path,
             s3=place.s3,
             sqs=place.sqs,

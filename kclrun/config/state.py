@@ -1,6 +1,6 @@
 """The keyed state of an application: its settings resolved, and their problems.
 
-Pure. The manager makes a `StatePlace` for the start command of a lease process, and
+Pure. The manager makes a `StateDestination` for the start command of a lease process, and
 `kclrun check` for its test.
 """
 
@@ -17,7 +17,7 @@ from kclrun.config.outputs import URL, named_outputs
 from kclrun.config.processing import TABLE_SCHEME, StateSettings, WatermarkSettings
 from kclrun.config.schema import Settings
 from kclrun.model.output import setting_of
-from kclrun.model.state import StatePlace, Watermarks
+from kclrun.model.state import StateDestination, Watermarks
 from kclrun.model.table import TABLE, TABLE_ARN
 
 # A version in S3 costs one PUT: 1,000 leases pay $430 a month at 30 s, and $1,300 at 10 s.
@@ -30,7 +30,7 @@ _MEMORY_BYTES: Final = 256 * 2**20
 _MEMORY_MIN_BYTES: Final = 64 * 2**20
 
 
-def state_place(settings: Settings) -> StatePlace | None:
+def state_place(settings: Settings) -> StateDestination | None:
     """The store of the state, resolved; None without state."""
     state = settings.state
     if state is None:
@@ -39,7 +39,7 @@ def state_place(settings: Settings) -> StatePlace | None:
     store = state.store or below_checkpoint(settings.spark.checkpoint) or ""
     is_bucket, table = store.startswith("s3:"), state.table
     is_folder = not is_bucket and table is None
-    return StatePlace(
+    return StateDestination(
         path=store if is_folder else None,
         s3=store if is_bucket else None,
         dynamodb=table,

@@ -21,8 +21,8 @@ from kclrun.errors import LimitExceeded, SegmentRefused, host_error
 from kclrun.ipc.ring import RING_BYTES, EventRing
 from kclrun.ipc.seqlock import NoValue, SeqlockCell
 from kclrun.model.lease import Pause
-from kclrun.model.letter import LetterPlace
-from kclrun.model.output import OutputPlace, RowTrial
+from kclrun.model.letter import LetterDestination
+from kclrun.model.output import OutputDestination, RowTrial
 from kclrun.model.policies import (
     CheckpointPolicy,
     Concurrency,
@@ -33,7 +33,7 @@ from kclrun.model.policies import (
 )
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.model.state import StatePlace
+from kclrun.model.state import StateDestination
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.protocol.status import LeaseStatus, WorkerState
@@ -55,8 +55,8 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     `options` are values of the YAML types. `has_waited`: a failover has passed since a forced take
     [P18]; `others_in_sight`: another kclrun owner could take an offered lease [P17].
     `concurrency` is None where the settings have none. With `replay` a time range is read.
-    `past_pause` is as in LifePolicy. With `trial` a destination refused rows of the process before.
-    `ends_at_tip`: the run ends once every shard is read to its tip.
+    `past_pause` is as in LeasePolicy. With `trial` a destination refused rows of the process
+    before. `ends_at_tip`: the run ends once every shard is read to its tip.
     """
 
     application: str
@@ -83,10 +83,10 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     fetch: FetchPolicy
     checkpoint: CheckpointPolicy
     on_error: ErrorPolicy
-    letters: LetterPlace = LetterPlace()
+    letters: LetterDestination = LetterDestination()
     concurrency: Concurrency | None = None
-    outputs: tuple[OutputPlace, ...] = ()
-    state: StatePlace | None = None
+    outputs: tuple[OutputDestination, ...] = ()
+    state: StateDestination | None = None
     decode: str | None = None
     glue_url: str | None = None
     table_name: str

@@ -120,7 +120,7 @@ class PeerGone(msgspec.Struct, frozen=True):
     """The peer closed its end or exited; no further message will come."""
 
 
-class Quiet(msgspec.Struct, frozen=True):
+class NoMessage(msgspec.Struct, frozen=True):
     """No message came in the given time."""
 
 
@@ -129,8 +129,9 @@ class Channel(Generic[Sendable, Received]):
     receives.
 
     A peer that exited, a full socket and silence are ordinary: they are returned as `PeerGone`,
-    `NotSent` and `Quiet`. Only bytes that are not a message raise; the receiver then ends the peer.
-    SEQPACKET keeps messages whole: a peer killed in a send has sent the message or has not.
+    `NotSent` and `NoMessage`. Only bytes that are not a message raise; the receiver then ends
+    the peer. SEQPACKET keeps messages whole: a peer killed in a send has sent the message or has
+    not.
     """
 
     def __init__(self, sock: socket.socket, decoder: msgspec.msgpack.Decoder[Received]) -> None:
@@ -176,13 +177,13 @@ class Channel(Generic[Sendable, Received]):
                 break
         return NotSent()
 
-    def receive(self, timeout_s: float = 0.0) -> Received | Quiet | PeerGone:
+    def receive(self, timeout_s: float = 0.0) -> Received | NoMessage | PeerGone:
         """The next message; waits `timeout_s` at most. Descriptors sent with it are closed.
 
         Raises: MalformedFrame if it is not a message of ours.
         """
         got = self.receive_with_fds(timeout_s)
-        if isinstance(got, Quiet | PeerGone):
+        if isinstance(got, NoMessage | PeerGone):
             return got
         message, fds = got
         _close_all(fds)
@@ -190,7 +191,7 @@ class Channel(Generic[Sendable, Received]):
 
     def receive_with_fds(
         self, timeout_s: float = 0.0
-    ) -> tuple[Received, tuple[int, ...]] | Quiet | PeerGone:
+    ) -> tuple[Received, tuple[int, ...]] | NoMessage | PeerGone:
         """The next message and the descriptors sent with it: close-on-exec; the caller closes them.
 
         Raises: MalformedFrame if it is not a message of ours; its descriptors are closed then.
@@ -204,7 +205,7 @@ class Channel(Generic[Sendable, Received]):
                 socket.MSG_CMSG_CLOEXEC,
             )
         except BlockingIOError:
-            return Quiet()
+            return NoMessage()
         except ConnectionError:
             return PeerGone()
         fds = _descriptors(ancillary)

@@ -177,7 +177,9 @@ class CheckpointRequests:
         self.highest = None
         waiting = tuple(self._waiting)
         self._waiting.clear()
-        return tuple(AnswerCheckpoint(each, CheckpointAnswer.LOST, reason) for each in waiting)
+        return tuple(
+            AnswerCheckpoint(request, CheckpointAnswer.LOST, reason) for request in waiting
+        )
 
     def final_position(self, ledger: CheckpointLedger) -> ExtendedSequenceNumber:
         """The position of the last write: of all processed records, or the one that was

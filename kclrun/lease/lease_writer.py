@@ -2,14 +2,14 @@
 
 Implements P2 (conditions), P4 (only a success claims), P7 (the fence counts from the earliest
 unresolved send), R8 (a KCL 3 leader's handover) and the repair of a vanished row, over the one
-write in flight (`protocol/writes.py`). Must not know: when a row is written, and how.
+write in flight (`protocol/in_flight.py`). Must not know: when a row is written, and how.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -20,6 +20,7 @@ from kclrun.model.sequence import SHARD_END
 from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol import writes
 from kclrun.protocol.fence import FailoverTerms
+from kclrun.protocol.in_flight import Fate, InFlight
 from kclrun.protocol.reports import GilHeld, ProcessWarned, Report
 
 # One attempt a back-off, and no back-off is below 25 ms: 400 fill a failover of 10 s.
@@ -43,7 +44,7 @@ class VerdictKind(enum.Enum):
     LOST = "the row is not ours any more"
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class WriteVerdict(msgspec.Struct, frozen=True):
     """`change` holds (CONFIRMED) or must be sent (AGAIN, after a back-off if `slower`).
 
     `not_before`: when to send (AGAIN), or to read (READ_BACK; None for now).
@@ -79,7 +80,7 @@ class LeaseWriter:
     ) -> None:
         self.key = key
         self.me = me
-        self.in_flight = writes.InFlight()
+        self.in_flight = InFlight()
         self.row: Lease | None = None
         self.counter = seen_counter
         # Why the write in flight has not succeeded yet, in words; empty after a success.
@@ -128,7 +129,7 @@ class LeaseWriter:
         self._terms.change(failover_s, now)
         self._permit_since(self._permitted_since)
 
-    def take_in(self, answer: Answer, now: Instant) -> Verdict | None:
+    def take_in(self, answer: Answer, now: Instant) -> WriteVerdict | None:
         """Take in an answer of the table. None if the change was given up (the fence passed)."""
         if self.in_flight.change is None:
             return None
@@ -141,14 +142,16 @@ class LeaseWriter:
             case events.ReadFailed():
                 self._reads_failed += 1
                 at = Instant(now + self._pause_s(self._reads_failed))
-                return Verdict(VerdictKind.READ_BACK, not_before=at)
+                return WriteVerdict(VerdictKind.READ_BACK, not_before=at)
+            case _:
+                assert_never(answer)
         if verdict.kind is not VerdictKind.AGAIN:
             return verdict
         pause_s = self._pause_s(self._retries)
         at = Instant(now + (pause_s if verdict.slower else 0.0))
         return msgspec.structs.replace(verdict, not_before=at)
 
-    def resolve(self, outcome: writes.Outcome, sent: Instant) -> Verdict:
+    def resolve(self, outcome: writes.Outcome, sent: Instant) -> WriteVerdict:
         """Take in the outcome of one send of the change in flight."""
         if len(self.in_flight.unresolved) >= ATTEMPTS_MAX:
             return self._lost("its row could not be written for too long")
@@ -162,13 +165,15 @@ class LeaseWriter:
             case writes.OutcomeUnknown(message):
                 self.in_flight.unresolved.append(sent)
                 self.trouble = message
-                return Verdict(VerdictKind.READ_BACK, reason=message)
+                return WriteVerdict(VerdictKind.READ_BACK, reason=message)
             case writes.Throttled(message) | writes.Unavailable(message):
                 return self._again(message)
             case writes.Refused(code, message):
                 return self._again(f"{code}: {message}")
+            case _:
+                assert_never(outcome)
 
-    def _applied(self, row: Lease | None, sent: Instant) -> Verdict:
+    def _applied(self, row: Lease | None, sent: Instant) -> WriteVerdict:
         change = self.in_flight.required()
         if isinstance(change, writes.CreateChildren):
             return self._settle(change)
@@ -181,7 +186,7 @@ class LeaseWriter:
         self._confirm(row, self.in_flight.earliest(sent))
         return self._settle(change)
 
-    def _judge(self, row: Lease | None, *, answered: bool) -> Verdict:
+    def _judge(self, row: Lease | None, *, answered: bool) -> WriteVerdict:
         """Decide what the current row means for the change in flight."""
         change = self.in_flight.required()
         if row is None:
@@ -191,26 +196,26 @@ class LeaseWriter:
             return self._moved(row)
         if isinstance(change, writes.CreateLease):
             return self._judge_written_again(change, row, fate)
-        if fate is writes.Fate.APPLIED and isinstance(change, writes.End | writes.GivingAway):
+        if fate is Fate.APPLIED and isinstance(change, writes.End | writes.ReleaseWrite):
             self.row = row
             return self._settle(change)
-        if fate is writes.Fate.LOST:
+        if fate is Fate.LOST:
             if self._is_handed_over(row):
                 return self._hand_over(change, row)
             return self._lost(f"its row belongs to {row.owner or 'no owner'}")
-        if fate is writes.Fate.UNMOVED:
+        if fate is Fate.UNMOVED:
             return self._unmoved(change, row, answered=answered)
-        if fate is writes.Fate.OTHER_WRITER:
+        if fate is Fate.OTHER_WRITER:
             return self._lost(f"its counter is {row.counter}, {self.counter} was confirmed")
         if isinstance(change, writes.Claim):  # a row that was read does not claim: claim again [P4]
             self.counter = row.counter
             self.in_flight.unresolved.clear()
-            return Verdict(VerdictKind.AGAIN, self.in_flight.rebase(row))
+            return WriteVerdict(VerdictKind.AGAIN, self.in_flight.rebase(row))
         # Some write of ours applied: adopt the row, and send the missing values again [P6].
         self._confirm(row, min(self.in_flight.unresolved))
-        if fate is writes.Fate.APPLIED:
+        if fate is Fate.APPLIED:
             return self._settle(change)
-        return Verdict(VerdictKind.AGAIN, self.in_flight.rebase(row))
+        return WriteVerdict(VerdictKind.AGAIN, self.in_flight.rebase(row))
 
     def _is_moved(self, change: writes.Change, row: Lease) -> bool:
         """Whether the row's position is neither the confirmed one nor that of our change."""
@@ -219,16 +224,16 @@ class LeaseWriter:
         ours = SHARD_END if isinstance(change, writes.End) else getattr(change, "position", None)
         return row.checkpoint not in {self.row.checkpoint, ours}
 
-    def _moved(self, row: Lease) -> Verdict:
+    def _moved(self, row: Lease) -> WriteVerdict:
         self.in_flight.end()
         was = "?" if self.row is None else self.row.checkpoint
         reason = (
             f"its checkpoint was moved from {was} to {row.checkpoint} by another program, or by a"
             " former owner: its outputs begin again from there"
         )
-        return Verdict(VerdictKind.MOVED, reason=reason)
+        return WriteVerdict(VerdictKind.MOVED, reason=reason)
 
-    def _write_again(self, change: writes.Change) -> Verdict:
+    def _write_again(self, change: writes.Change) -> WriteVerdict:
         """The row has vanished: its live owner writes it again, as last confirmed, once in a row.
 
         P2 does not let any write bring a row back. This is the one exception: the owner's fence
@@ -259,13 +264,13 @@ class LeaseWriter:
         flight.end()
         creation = writes.CreateLease(row)
         flight.begin(creation)
-        return Verdict(VerdictKind.AGAIN, creation)
+        return WriteVerdict(VerdictKind.AGAIN, creation)
 
     def _judge_written_again(
-        self, change: writes.CreateLease, row: Lease, fate: writes.Fate
-    ) -> Verdict:
+        self, change: writes.CreateLease, row: Lease, fate: Fate
+    ) -> WriteVerdict:
         """A row exists where ours had vanished: ours if the reply was lost, else another's."""
-        if fate is writes.Fate.APPLIED and self.in_flight.unresolved:
+        if fate is Fate.APPLIED and self.in_flight.unresolved:
             self._confirm(row, min(self.in_flight.unresolved))
             return self._settle(change)
         return self._lost(
@@ -280,7 +285,7 @@ class LeaseWriter:
         is_mine_moved = row.counter == self.counter + 1 and bool(self.in_flight.unresolved)
         return row.counter == self.counter or is_mine_moved
 
-    def _hand_over(self, change: writes.Change, row: Lease) -> Verdict:
+    def _hand_over(self, change: writes.Change, row: Lease) -> WriteVerdict:
         """From here on only the handover can apply: all other writes expect us as the owner."""
         if row.counter != self.counter:  # an unresolved write of ours came before the leader's
             self._confirm(row, min(self.in_flight.unresolved))
@@ -289,9 +294,11 @@ class LeaseWriter:
         if isinstance(change, writes.HandOver):
             return self._rebase(change, row)
         self.in_flight.end()
-        return Verdict(VerdictKind.HANDED_OVER, reason=f"a KCL 3 leader gives it to {row.owner}")
+        return WriteVerdict(
+            VerdictKind.HANDED_OVER, reason=f"a KCL 3 leader gives it to {row.owner}"
+        )
 
-    def _unmoved(self, change: writes.Change, row: Lease, *, answered: bool) -> Verdict:
+    def _unmoved(self, change: writes.Change, row: Lease, *, answered: bool) -> WriteVerdict:
         """The counter is unchanged: no send has applied so far, but one may still arrive [P6]."""
         if isinstance(change, writes.Claim) or self.row is None:
             return self._again("the claim did not apply")
@@ -301,12 +308,12 @@ class LeaseWriter:
             self.row = row
         return self._rebase(change, row)
 
-    def _rebase(self, change: writes.Change, row: Lease) -> Verdict:
+    def _rebase(self, change: writes.Change, row: Lease) -> WriteVerdict:
         """Send the change for this row; slower if the row brought nothing new."""
         now_sent = self.in_flight.rebase(row)
-        return Verdict(VerdictKind.AGAIN, now_sent, slower=now_sent == change)
+        return WriteVerdict(VerdictKind.AGAIN, now_sent, slower=now_sent == change)
 
-    def _abandon_children(self, outcome: writes.Outcome) -> Verdict:
+    def _abandon_children(self, outcome: writes.Outcome) -> WriteVerdict:
         """Give up creating children. The creation leaves this row as it is and is conditional on
         its counter, so a send that still arrives later is harmless. Begin again from fresh reads
         [P12]. Meanwhile the lease is renewed, also where the service refuses (a permission is
@@ -316,29 +323,29 @@ class LeaseWriter:
         reason = ""
         if not isinstance(outcome, writes.Applied | writes.ConditionFailed):
             reason = f"the children cannot be created: {outcome.message}"
-        return Verdict(VerdictKind.REDO, reason=reason)
+        return WriteVerdict(VerdictKind.REDO, reason=reason)
 
-    def _again(self, message: str) -> Verdict:
+    def _again(self, message: str) -> WriteVerdict:
         self._retries += 1
         self.trouble = message
         change = self.in_flight.required()
-        return Verdict(VerdictKind.AGAIN, change, slower=True, reason=message)
+        return WriteVerdict(VerdictKind.AGAIN, change, slower=True, reason=message)
 
     def _pause_s(self, attempt: int) -> float:
         """How long to wait before attempt number `attempt` (from 1) at a write or a read-back."""
         max_s = min(RETRY_PAUSE_MAX_S, self.failover_s / RETRY_PAUSES_PER_FAILOVER)
         return backoff_s(attempt, self._chance(), max_s=max_s)
 
-    def _settle(self, change: writes.Change) -> Verdict:
+    def _settle(self, change: writes.Change) -> WriteVerdict:
         self._was_written_again = isinstance(change, writes.CreateLease)
         self._retries = 0
         self.trouble = ""
         self.in_flight.end()
-        return Verdict(VerdictKind.CONFIRMED, change)
+        return WriteVerdict(VerdictKind.CONFIRMED, change)
 
-    def _lost(self, reason: str) -> Verdict:
+    def _lost(self, reason: str) -> WriteVerdict:
         self.in_flight.end()
-        return Verdict(VerdictKind.LOST, reason=reason)
+        return WriteVerdict(VerdictKind.LOST, reason=reason)
 
     def _confirm(self, row: Lease, permitted_since: Instant) -> None:
         self._terms.confirmed(permitted_since)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kclrun.lease.commands import CommitOutputs
-from kclrun.lease.policy import LifePolicy
+from kclrun.lease.policy import LeasePolicy
 from kclrun.lease.states import State
 from kclrun.model.lease import Lease
 from kclrun.model.output import Cursor, Cursors, StoredCursors, sorted_cursors
@@ -35,7 +35,7 @@ class OutputCommits:
     `failure` is why the last write failed, in words; empty once one succeeded.
     """
 
-    def __init__(self, policy: LifePolicy) -> None:
+    def __init__(self, policy: LeasePolicy) -> None:
         self.has_outputs = policy.has_outputs
         self.has_begun = not policy.has_outputs
         self._has_state = policy.has_keyed_state
@@ -205,7 +205,7 @@ def wanted_commit(
         return CommitOutputs(SHARD_END, must=True)
     if state in {State.FAILING, State.RELEASING}:
         return CommitOutputs(final, must=True, is_leaving=state is State.RELEASING)
-    wanted = [each for each in (asked_for, due) if each is not None]
+    wanted = [position for position in (asked_for, due) if position is not None]
     return CommitOutputs(max(wanted), asked_for is not None or is_urgent) if wanted else None
 
 

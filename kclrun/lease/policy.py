@@ -26,7 +26,7 @@ def batch_records_max(uncheckpointed_max: int) -> int:
     return max(1, uncheckpointed_max // 2)
 
 
-class LifePolicy(msgspec.Struct, frozen=True, kw_only=True):
+class LeasePolicy(msgspec.Struct, frozen=True, kw_only=True):
     """`failover_s` is the smallest in the fleet; `expires_instant` ends an unclaimed start [P4].
 
     `has_waited`: a failover has passed since a take by force [P18]. `others_in_sight`: another
@@ -172,7 +172,7 @@ _KBPS_DECIMALS: Final = 1
 _CPU_DECIMALS: Final = 4
 
 
-class Metering:
+class LoadMeter:
     """The load of a lease since its claim: the figures that its heartbeats write to the row.
 
     `throughput_kbps` is the payload delivered, in KiB/s, smoothed by half at each renewal as the

@@ -8,14 +8,14 @@ owner.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
 from kclrun.lease.commands import ListShards, ReadRows, SendLateCheckpoint
 from kclrun.lease.lease_writer import LeaseWriter
 from kclrun.lease.outputs import OutputCommits
-from kclrun.lease.policy import LifePolicy
+from kclrun.lease.policy import LeasePolicy
 from kclrun.lease.states import ANSWERS_ASKS, State
 from kclrun.model.lease import (
     ANYBODY,
@@ -73,7 +73,7 @@ class ShardEnd:
     here.
     """
 
-    def __init__(self, policy: LifePolicy) -> None:
+    def __init__(self, policy: LeasePolicy) -> None:
         self.key = policy.key
         self._has_state = policy.has_keyed_state
         self._is_bounded = policy.is_bounded
@@ -301,7 +301,7 @@ class GracefulRelease:
 
     def last_write(
         self, final: ExtendedSequenceNumber, commits: OutputCommits, now: Instant
-    ) -> writes.GivingAway:
+    ) -> writes.ReleaseWrite:
         """The final checkpoint, at `final`, and the end of our ownership, in one write.
 
         A handover if a KCL 3 leader has named the next owner. An offer if another owner asked, or
@@ -321,7 +321,7 @@ class GracefulRelease:
         return writes.Offer(own.key, own.me, own.counter, position, row.checkpoint, to, None, *kept)
 
 
-def given_away(change: writes.GivingAway) -> LeaseReleased:
+def given_away(change: writes.ReleaseWrite) -> LeaseReleased:
     """The report that the last write applied, with the receiver of the lease in words."""
     match change:
         case writes.HandOver(next_owner=next_owner):
@@ -332,6 +332,8 @@ def given_away(change: writes.GivingAway) -> LeaseReleased:
             receiver = "offered to any owner"
         case writes.Release():
             receiver = "released: no other owner is in sight"
+        case _:
+            assert_never(change)
     return LeaseReleased(change.position, receiver)
 
 

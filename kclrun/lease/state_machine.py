@@ -7,6 +7,7 @@ outcome of every command comes back as an event, whatever the outcome.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import assert_never
 
 from kclrun.errors import InvariantViolation
 from kclrun.lease import commands, events
@@ -21,14 +22,14 @@ from kclrun.lease.commands import ExitCause
 from kclrun.lease.lease_writer import (
     Answer,
     LeaseWriter,
-    Verdict,
     VerdictKind,
+    WriteVerdict,
     stalled,
     why_not_begun,
     written_again,
 )
 from kclrun.lease.outputs import OutputCommits, moved_past_outputs, wanted_commit
-from kclrun.lease.policy import LifePolicy, Metering
+from kclrun.lease.policy import LeasePolicy, LoadMeter
 from kclrun.lease.shard_end import (
     CHILDREN_RETRY_S,
     LOST_GRACE_S,
@@ -52,7 +53,7 @@ from kclrun.lease.states import (
     SILENT,
     TRANSITIONS,
     State,
-    Step,
+    Transition,
     require_late,
 )
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -70,7 +71,7 @@ class LeaseStateMachine:
 
     def __init__(
         self,
-        policy: LifePolicy,
+        policy: LeasePolicy,
         chance: Callable[[], float],
         cpu_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -95,7 +96,7 @@ class LeaseStateMachine:
         self._keeps_lease = False  # withdrawn for a restart only: the row stays ours
         self._manager_gone = False
         self._permit = DeliveryPermit(one_batch_a_checkpoint=policy.checkpoint.mode == "batch")
-        self._metering = Metering(cpu_s)
+        self._metering = LoadMeter(cpu_s)
         self._saved_instant = Instant(0.0)
         self._put_off_until = Instant(0.0)  # the last checkpoint failed: no other before this
         self._is_initialized = False
@@ -149,7 +150,7 @@ class LeaseStateMachine:
         self.check()
         if result and self.own.in_flight.change is None:
             # A write that was given up within this call (the fence has passed) is not sent.
-            return tuple(each for each in result if type(each) is not commands.SendWrite)
+            return tuple(command for command in result if type(command) is not commands.SendWrite)
         return result
 
     def next_deadline(self, now: Instant) -> Instant:
@@ -221,7 +222,7 @@ class LeaseStateMachine:
                 return self._put_children_off(message, now)
             case events.ShardExhausted(children, is_expired):
                 self._shard_end.exhaust(children, is_expired=is_expired)
-                self._move(Step.EXHAUSTED)
+                self._move(Transition.EXHAUSTED)
                 if is_expired:
                     return (records_expired(self.own.confirmed),)
             case events.CheckpointRequested(request, position):
@@ -239,6 +240,10 @@ class LeaseStateMachine:
                 self.own.set_failover(failover_s, now)
             case events.ThreadStalled(stalled_s, in_user_code):
                 return (stalled(stalled_s, in_user_code=in_user_code),)
+            case events.Started() | events.RestartRequested() | events.Ticked():
+                pass  # a start that expired, a restart without effect
+            case _:
+                assert_never(event)
         return ()  # due work follows every event, and is all that follows Ticked
 
     def _take_in_outputs(self, event: events.OfOutputs, now: Instant) -> Commands:
@@ -256,6 +261,10 @@ class LeaseStateMachine:
                 self.commits.refused = ProcessorFailed(OUTPUT, message, attempts=1)
             case events.OutputsSuperseded(message) if self.state is not State.LOSING:
                 return self._lose(message, now, begins_again=True)
+            case events.OutputsSuperseded():
+                pass  # it is lost already
+            case _:
+                assert_never(event)
         return ()
 
     def _take_in_answer(self, answer: Answer, now: Instant) -> Commands:
@@ -278,9 +287,11 @@ class LeaseStateMachine:
             case VerdictKind.REDO:
                 self._shard_end.begin_again(Instant(now + CHILDREN_RETRY_S))
                 result = ()
+            case _:
+                assert_never(verdict.kind)
         return result + self._warn_once(verdict.reason)
 
-    def _send_again(self, verdict: Verdict, now: Instant) -> Commands:
+    def _send_again(self, verdict: WriteVerdict, now: Instant) -> Commands:
         """Send the change again after its pause. A renewal may go before a checkpoint that fails,
         where the state allows it: a full disk costs no lease."""
         assert verdict.change is not None, "a repetition names its change"
@@ -303,19 +314,24 @@ class LeaseStateMachine:
                 return (written_again(row),)
             case writes.Checkpoint():
                 return self._saved(now)
-            case writes.CreateChildren() if self.state is State.CREATING:  # not withdrawn
-                self._move(Step.CHILDREN_CREATED)
+            case writes.CreateChildren():
+                if self.state is State.CREATING:  # not withdrawn
+                    self._move(Transition.CHILDREN_CREATED)
             case writes.NameChildren():
-                self._move(Step.CHILDREN_NAMED)
+                self._move(Transition.CHILDREN_NAMED)
                 return (commands.CallShardEnded(),)
             case writes.End():
                 ended = reports.ShardEnded(self._shard_end.child_ids)
                 answers = self._requests.answer(SHARD_END)
-                return answers + self._finish(Step.SHARD_END_WRITTEN, ended, ExitCause.DONE)
+                return answers + self._finish(Transition.SHARD_END_WRITTEN, ended, ExitCause.DONE)
             case writes.Release() | writes.Offer() | writes.HandOver():
                 saved = self._saved(now)
                 released = given_away(change)
-                return saved + self._finish(Step.RELEASE_WRITTEN, released, ExitCause.DONE)
+                return saved + self._finish(Transition.RELEASE_WRITTEN, released, ExitCause.DONE)
+            case writes.Renew() | writes.Take() | writes.HaltLease():
+                pass  # all but the renewal are writes of managers
+            case _:
+                assert_never(change)
         return ()
 
     def _claimed(self, now: Instant) -> Commands:
@@ -328,9 +344,9 @@ class LeaseStateMachine:
         self._metering.begin(now)
         claimed = reports.LeaseClaimed(row.counter, row.checkpoint)
         if self._is_withdrawn or self._is_asked_for(now):
-            self._move(Step.WITHDRAWN)
+            self._move(Transition.WITHDRAWN)
             return (claimed,)
-        self._move(Step.CLAIMED)
+        self._move(Transition.CLAIMED)
         if self.policy.has_storing_outputs and row.is_moved_past_outputs:
             self._fail(moved_past_outputs(row))
             return (claimed,)
@@ -366,9 +382,9 @@ class LeaseStateMachine:
             case State.INITIALIZING, events.CallReturned():
                 self._is_initialized = True
                 self._saved_instant = now
-                self._move(Step.READY)
+                self._move(Transition.READY)
             case State.CLOSING, events.CallReturned():
-                self._move(Step.CLOSED)
+                self._move(Transition.CLOSED)
             case _, ProcessorFailed():
                 self._fail(event)
         return ()
@@ -393,7 +409,7 @@ class LeaseStateMachine:
         if self._lost is not None:
             self._lost.user_code_is_done = True
         else:
-            self._move(Step.STOPPED)
+            self._move(Transition.STOPPED)
 
     def _late_checkpoint(self) -> writes.LateCheckpoint | None:
         """The late checkpoint that a lost lease leaves for the next owner, if there is one [P19].
@@ -417,7 +433,7 @@ class LeaseStateMachine:
         confirmed = saved if self._is_manual else max(saved, self.commits.confirmed)
         return self.commits.covered(position, confirmed, saved)
 
-    def _move(self, step: Step) -> None:
+    def _move(self, step: Transition) -> None:
         try:
             self.state = TRANSITIONS[self.state][step]
         except KeyError:
@@ -444,7 +460,7 @@ class LeaseStateMachine:
         self._is_withdrawn, self._keeps_lease = True, keeps_lease
         if self.state not in MAY_WITHDRAW:
             return ()
-        self._move(Step.WITHDRAWN)
+        self._move(Transition.WITHDRAWN)
         return self._permit.stop()
 
     def _hand_over(self, reason: str, now: Instant) -> Commands:
@@ -460,14 +476,14 @@ class LeaseStateMachine:
 
     def _fail(self, failure: ProcessorFailed) -> None:
         self._failure = failure
-        self._move(Step.FAILED)
+        self._move(Transition.FAILED)
 
     def _lose(
         self, reason: str, now: Instant, *, is_host_fault: bool = False, begins_again: bool = False
     ) -> Commands:
         if self.state is State.CLAIMING:
             return self._refuse(reason)
-        self._move(Step.LOST)
+        self._move(Transition.LOST)
         self.own.in_flight.end()
         let_go_instant = now if self._manager_gone else Instant(now + LOST_GRACE_S)
         self._lost = LostLease(
@@ -477,9 +493,9 @@ class LeaseStateMachine:
 
     def _refuse(self, reason: str) -> Commands:
         self.own.in_flight.end()
-        return self._finish(Step.REFUSED, reports.StartUnclaimed(reason), ExitCause.UNCLAIMED)
+        return self._finish(Transition.REFUSED, reports.StartUnclaimed(reason), ExitCause.UNCLAIMED)
 
-    def _finish(self, step: Step, report: Report, cause: ExitCause) -> Commands:
+    def _finish(self, step: Transition, report: Report, cause: ExitCause) -> Commands:
         self._move(step)
         answers = self._requests.refuse_all(f"the lease is {self.state.value}")
         return (*answers, report, commands.Exit(cause))
@@ -506,10 +522,12 @@ class LeaseStateMachine:
         """Stop waiting. The kind of the report is the cause: the lease, the host, or the row."""
         reason = lost_lease.words
         if lost_lease.is_host_fault:
-            return self._finish(Step.LET_GO, reports.ProcessBroke(reason), ExitCause.HOST)
+            return self._finish(Transition.LET_GO, reports.ProcessBroke(reason), ExitCause.HOST)
         if lost_lease.begins_again:
-            return self._finish(Step.LET_GO, reports.ProcessReplaced(reason), ExitCause.REPLACED)
-        return self._finish(Step.LET_GO, reports.LeaseLost(reason), ExitCause.LOST)
+            return self._finish(
+                Transition.LET_GO, reports.ProcessReplaced(reason), ExitCause.REPLACED
+            )
+        return self._finish(Transition.LET_GO, reports.LeaseLost(reason), ExitCause.LOST)
 
     @property
     def _must_leave_by(self) -> Instant | None:
@@ -572,11 +590,11 @@ class LeaseStateMachine:
         is_last = self.state is State.RELEASING and not self._has_last_checkpoint_to_write
         if is_last and not self.commits.is_last_awaited(now):
             kept = reports.LeaseKept(self._is_paused)
-            return self._finish(Step.RELEASE_WRITTEN, kept, ExitCause.DONE)
+            return self._finish(Transition.RELEASE_WRITTEN, kept, ExitCause.DONE)
         if change is None and self.state is State.FAILING and not self.commits.is_last_awaited(now):
             assert self._failure is not None, "failing without a failure"
             cause = ExitCause.HOST if self._failure.is_host_fault else ExitCause.FAILED
-            return self._finish(Step.SETTLED, self._failure, cause)
+            return self._finish(Transition.SETTLED, self._failure, cause)
         if change is None and not self._manager_gone:
             assert own.renewal_instant is not None, "no renewal before the claim"
             if now >= own.renewal_instant:
@@ -620,16 +638,20 @@ class LeaseStateMachine:
             case writes.CreateChildren():
                 return result + self._send(step)
             case ChildrenExist():
-                self._move(Step.CHILDREN_CREATED)
+                self._move(Transition.CHILDREN_CREATED)
                 if shard_end.child_ids:
                     return result + self._write_what_is_due(now)
-                self._move(Step.CHILDREN_NAMED)  # the children were trimmed, too: none to name
+                # The children were trimmed, too: there is none to name.
+                self._move(Transition.CHILDREN_NAMED)
                 return (*result, commands.CallShardEnded(), *self._save_or_renew(now))
             case Deferred(reason):
                 return self._put_children_off(reason, now)
             case commands.ReadRows() | commands.ListShards() as question:
                 return (question,)
-        return ()
+            case None:
+                return ()
+            case _:
+                assert_never(step)
 
     def _put_children_off(self, reason: str, now: Instant) -> Commands:
         self._shard_end.begin_again(Instant(now + CHILDREN_RETRY_S))
@@ -679,7 +701,9 @@ class LeaseStateMachine:
         wanted = self._requests.highest
         if self.policy.has_outputs and wanted is not None and wanted > self.commits.confirmed:
             again = self.commits.again_instant
-            return min((each for each in (renewing, again) if each is not None), default=None)
+            return min(
+                (instant for instant in (renewing, again) if instant is not None), default=None
+            )
         if self.policy.checkpoint.mode != "auto" or not self.ledger.has_unsaved:
             return renewing
         due = Instant(self._saved_instant + self.policy.checkpoint.every_s)

@@ -1,30 +1,116 @@
-"""The states of one lease in its process, as data: a missing key is an error.
+"""The states of one lease in its process, and the transitions between them, as data.
 
-    claiming      claimed → initializing        withdrawn → releasing
-                  refused → unclaimed
-    initializing  ready → processing            failed → failing
-                  withdrawn → stopping          lost → losing
-    processing    exhausted → creating          withdrawn → stopping
-                  failed → failing              lost → losing
-    creating      children_created → naming     withdrawn → stopping
-                  failed → failing              lost → losing
-    naming        children_named → closing      failed → failing
-                  lost → losing
-    closing       closed → ending               failed → failing
-                  lost → losing
-    ending        shard_end_written → ended     failed → failing
-                  lost → losing
-    stopping      stopped → releasing           lost → losing
-    releasing     release_written → released    lost → losing
-    failing       settled → failed              lost → losing
-    losing        let_go → lost
-
-`withdrawn` stands for every reason to give the lease up in good order: a drain, an ask of another
-owner, a release requested by the processor, a KCL 3 leader's handover, the manager's end. In
-`releasing` the lease waits for the one write that gives it away: an offer, a release or a handover;
-or, if the manager only asked for a restart, for the last checkpoint.
-Final: ended, released, failed, lost, unclaimed.
+A transition that the table does not have is an error. `state_machine.py` decides which transition
+comes when. Must not know: rows, positions, time.
 """
+
+# Theory of operation: the life of one lease
+# ==========================================
+#
+# The manager took the row of the lease and started this process for it. From here on events come in
+# (a write was resolved, a batch was processed, the manager asks for a drain), and commands go out
+# (send a write, let batches start, call user code, exit). Each command comes back as an event,
+# whatever its outcome. The state says what the lease waits for next. Renewals, checkpoints and the
+# commits of outputs are not states: they go on beside them.
+#
+# The way of a shard that is read to its end:
+#
+#   claiming      The claim is under way. It applies only if owner and counter are still those of
+#                 the manager's take. Only a success reply claims; a row that was read does not
+#                 [P4].
+#   initializing  `initialize` of the processor runs.
+#   processing    Batches are given to user code, and positions are checkpointed. The first batch
+#                 waits until every output was taken over from its former owners.
+#   creating      Every record was processed, and the service reported the end of the shard. The
+#                 rows of its children are created, once each other parent has a row or is known to
+#                 be gone.
+#   naming        The row gets the names of its children.
+#   closing       `shard_ended` of the processor runs.
+#   ending        The outputs commit all of their rows; then SHARD_END is written.
+#   ended         Final.
+#
+# There are four ways out before that:
+#
+# - Refused, from `claiming` only. The start command expired, the row is gone or belongs to another
+#   owner, the shard has ended already, or the lease was taken by force and its former owner may
+#   still work. User code was never called. -> unclaimed
+#
+# - Withdrawn: the lease is given up in good order, or this process only makes room for the next
+#   one. The causes are a drain, the end of the manager, the handoff request of another owner, a
+#   handover that a KCL 3 leader wrote, `release()` by the processor; and a restart or a pause,
+#   which keep the lease. In `stopping` no batch starts any more. The batch under way ends, and
+#   `shutdown_requested` is called if `initialize` has returned. In `releasing` the outputs commit,
+#   for ten seconds at most, and one write carries the last checkpoint and gives the row away: an
+#   offer, a release or a handover. If the lease is kept, that write is a checkpoint, where one is
+#   left to write. A claim under way is awaited; if it succeeds, the lease goes from `claiming` to
+#   `releasing` without any call of user code. From `naming` on the end of the shard is nearer, so a
+#   withdrawal has no effect there; but a handover loses the lease. -> released
+#
+# - Failed: a call of user code failed for good, an output refuses the rows, the checkpoint on the
+#   row is not the one that the outputs or the keyed state were written with, or `checkpoint:
+#   manual` leaves no room for another batch. In `failing` the last checkpoint that is due is
+#   written. The report says why. If the cause is not the host, the manager halts the lease. A
+#   failure in `stopping` or `losing` halts nothing: what was not processed is delivered again.
+#   -> failed
+#
+# - Lost, from every state between `claiming` and the final ones. The fence passed; the row has
+#   another owner or another writer, is gone, or had its position moved by another program while
+#   outputs count on it; an output does not take our commits any more; or the outputs of this host
+#   keep no rows while another host could read the shard. In `losing` the batch under way may end,
+#   for half a minute at most; if the manager had gone before, nothing is awaited. Then `lease_lost`
+#   is called, if `initialize` has returned. One late checkpoint may save work: it changes neither
+#   owner nor counter, and it never moves a position back [P19]. -> lost
+#
+# What holds always:
+#
+# 1. Before the claim has succeeded only the claim is sent. In `losing` and in the final states
+#    nothing is sent as the owner [P4, P7].
+# 2. One write of the row is in flight at a time. The next one follows when a success reply or a row
+#    that was read has settled it, or when it is given up [P5, P6].
+# 3. No batch starts at or after the fence. The fence counts from the earliest send that may have
+#    moved the counter, by the smallest failover in the fleet [P7].
+# 4. No write moves the position of the row back, past what was delivered, or past what the outputs
+#    have [K5]. Only a checkpoint that user code asks for goes past what was processed [I2].
+# 5. SHARD_END is written after the children have rows, or are known to need none. So no child is
+#    left without a lease [P12].
+# 6. The number of delivered records that no checkpoint covers stays within `uncheckpointed_max`.
+# 7. In a final state every checkpoint that user code waited for is answered, one report says how
+#    the lease ended, and the process exits. The report alone proves nothing: the manager waits for
+#    the exit.
+#
+# What may be lost, and what not:
+#
+# - Work may be lost: what was processed and is not covered by a checkpoint is delivered again, by
+#   the next process. After `ended` and `unclaimed` that is nothing. After `released` it is nothing,
+#   unless an output could not commit in time, or `checkpoint: manual` was not asked to. After
+#   `failed`, `lost` or a kill it may be all that was delivered since the last checkpoint.
+# - A call may be lost: `shutdown_requested` and `lease_lost` do not come if the process is killed.
+#   `shard_ended` may come twice, if a process ends between that call and SHARD_END.
+# - No transition loses a record. Only the retention of the stream takes unread records away. Then
+#   the lease ends with a report of its own, and the children are read [P13].
+#
+# The table:
+#
+#     claiming      claimed → initializing        withdrawn → releasing
+#                   refused → unclaimed
+#     initializing  ready → processing            failed → failing
+#                   withdrawn → stopping          lost → losing
+#     processing    exhausted → creating          withdrawn → stopping
+#                   failed → failing              lost → losing
+#     creating      children_created → naming     withdrawn → stopping
+#                   failed → failing              lost → losing
+#     naming        children_named → closing      failed → failing
+#                   lost → losing
+#     closing       closed → ending               failed → failing
+#                   lost → losing
+#     ending        shard_end_written → ended     failed → failing
+#                   lost → losing
+#     stopping      stopped → releasing           lost → losing
+#     releasing     release_written → released    lost → losing
+#     failing       settled → failed              lost → losing
+#     losing        let_go → lost
+#
+# Final: ended, released, failed, lost, unclaimed.
 
 from __future__ import annotations
 
@@ -63,7 +149,7 @@ class State(enum.Enum):
     __hash__ = object.__hash__
 
 
-class Step(enum.Enum):
+class Transition(enum.Enum):
     """A step from one state to the next."""
 
     CLAIMED = "claimed"
@@ -83,45 +169,49 @@ class Step(enum.Enum):
     LET_GO = "let_go"
 
 
-TRANSITIONS: Final[Mapping[State, Mapping[Step, State]]] = {
+TRANSITIONS: Final[Mapping[State, Mapping[Transition, State]]] = {
     State.CLAIMING: {
-        Step.CLAIMED: State.INITIALIZING,
-        Step.REFUSED: State.UNCLAIMED,
-        Step.WITHDRAWN: State.RELEASING,
+        Transition.CLAIMED: State.INITIALIZING,
+        Transition.REFUSED: State.UNCLAIMED,
+        Transition.WITHDRAWN: State.RELEASING,
     },
     State.INITIALIZING: {
-        Step.READY: State.PROCESSING,
-        Step.FAILED: State.FAILING,
-        Step.WITHDRAWN: State.STOPPING,
-        Step.LOST: State.LOSING,
+        Transition.READY: State.PROCESSING,
+        Transition.FAILED: State.FAILING,
+        Transition.WITHDRAWN: State.STOPPING,
+        Transition.LOST: State.LOSING,
     },
     State.PROCESSING: {
-        Step.EXHAUSTED: State.CREATING,
-        Step.WITHDRAWN: State.STOPPING,
-        Step.FAILED: State.FAILING,
-        Step.LOST: State.LOSING,
+        Transition.EXHAUSTED: State.CREATING,
+        Transition.WITHDRAWN: State.STOPPING,
+        Transition.FAILED: State.FAILING,
+        Transition.LOST: State.LOSING,
     },
     State.CREATING: {
-        Step.CHILDREN_CREATED: State.NAMING,
-        Step.WITHDRAWN: State.STOPPING,
-        Step.FAILED: State.FAILING,
-        Step.LOST: State.LOSING,
+        Transition.CHILDREN_CREATED: State.NAMING,
+        Transition.WITHDRAWN: State.STOPPING,
+        Transition.FAILED: State.FAILING,
+        Transition.LOST: State.LOSING,
     },
     State.NAMING: {
-        Step.CHILDREN_NAMED: State.CLOSING,
-        Step.FAILED: State.FAILING,
-        Step.LOST: State.LOSING,
+        Transition.CHILDREN_NAMED: State.CLOSING,
+        Transition.FAILED: State.FAILING,
+        Transition.LOST: State.LOSING,
     },
-    State.CLOSING: {Step.CLOSED: State.ENDING, Step.FAILED: State.FAILING, Step.LOST: State.LOSING},
+    State.CLOSING: {
+        Transition.CLOSED: State.ENDING,
+        Transition.FAILED: State.FAILING,
+        Transition.LOST: State.LOSING,
+    },
     State.ENDING: {
-        Step.SHARD_END_WRITTEN: State.ENDED,
-        Step.FAILED: State.FAILING,
-        Step.LOST: State.LOSING,
+        Transition.SHARD_END_WRITTEN: State.ENDED,
+        Transition.FAILED: State.FAILING,
+        Transition.LOST: State.LOSING,
     },
-    State.STOPPING: {Step.STOPPED: State.RELEASING, Step.LOST: State.LOSING},
-    State.RELEASING: {Step.RELEASE_WRITTEN: State.RELEASED, Step.LOST: State.LOSING},
-    State.FAILING: {Step.SETTLED: State.FAILED, Step.LOST: State.LOSING},
-    State.LOSING: {Step.LET_GO: State.LOST},
+    State.STOPPING: {Transition.STOPPED: State.RELEASING, Transition.LOST: State.LOSING},
+    State.RELEASING: {Transition.RELEASE_WRITTEN: State.RELEASED, Transition.LOST: State.LOSING},
+    State.FAILING: {Transition.SETTLED: State.FAILED, Transition.LOST: State.LOSING},
+    State.LOSING: {Transition.LET_GO: State.LOST},
 }
 
 FINAL: Final = frozenset({State.ENDED, State.RELEASED, State.FAILED, State.LOST, State.UNCLAIMED})

@@ -17,7 +17,7 @@ from typing import Final, cast
 import msgspec
 
 from kclrun.leases.capacity import STRETCH
-from kclrun.leases.policy import ManagerPolicy, Pace, owner_hash
+from kclrun.leases.policy import ManagerPolicy, ScanPace, owner_hash
 from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import ANYBODY, OFFERED, OWNER_PREFIX, Lease, LeaseKey, Owner, OwnerId
 
@@ -326,12 +326,12 @@ class Decision(msgspec.Struct, frozen=True):
     because: str
 
 
-class Plan(msgspec.Struct, frozen=True):
+class AssignmentPlan(msgspec.Struct, frozen=True):
     """All decisions of one cycle. `summary` describes the situation in words."""
 
     decisions: tuple[Decision, ...]
     summary: str
-    pace: Pace
+    pace: ScanPace
 
 
 def plan(
@@ -340,7 +340,7 @@ def plan(
     policy: ManagerPolicy,
     holdings: LocalHoldings,
     chance: Callable[[], float],
-) -> Plan:
+) -> AssignmentPlan:
     """Decide one cycle, right after its scan. `balancing.py` decides about offered rows.
 
     Target = ceil(work / owners), capped by `leases_max`. Free leases are taken up to the target,
@@ -377,7 +377,7 @@ def plan(
         planning.take_from_java()
     if not planning.decisions and not loads.on_order:
         planning.balance_groups()
-    return Plan(tuple(planning.decisions), planning.summary(), planning.pace())
+    return AssignmentPlan(tuple(planning.decisions), planning.summary(), planning.pace())
 
 
 class _Planning:
@@ -392,7 +392,7 @@ class _Planning:
         chance: Callable[[], float],
     ) -> None:
         self.decisions: list[Decision] = []
-        self._pace = Pace.REST
+        self._pace = ScanPace.REST
         self._loads = loads
         self._observation = observation
         self._policy = policy
@@ -425,7 +425,7 @@ class _Planning:
 
     def _take_now_or_soon(self, lease: Lease, rank: int) -> None:
         if rank == _OTHER:
-            self._pace = Pace.FAST
+            self._pace = ScanPace.FAST
             if self._others_left == 0:
                 return
             self._others_left -= 1
@@ -433,7 +433,7 @@ class _Planning:
 
     def _pass_on_now_or_soon(self, lease: Lease) -> None:
         if self._offers_left == 0:
-            self._pace = Pace.FAST
+            self._pace = ScanPace.FAST
             return
         self._offers_left -= 1
         why = f"{self._why_free(lease)}, and we are at our target"
@@ -501,9 +501,9 @@ class _Planning:
             why = f"it has {self._mine + 1}, we have {self._mine}, and our group has less"
             self._ask(rows[-1], owner, f"{why} than its share")
 
-    def pace(self) -> Pace:
-        if self._pace is Pace.REST and (self.decisions or self._loads.on_order):
-            return Pace.MOVE
+    def pace(self) -> ScanPace:
+        if self._pace is ScanPace.REST and (self.decisions or self._loads.on_order):
+            return ScanPace.MOVE
         return self._pace
 
     def summary(self) -> str:

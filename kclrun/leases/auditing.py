@@ -152,7 +152,7 @@ class StreamWatch:
             return None
         if self._stream == ONLY_STREAM:
             return _words(mine, created_at, "", has_seen=True)
-        was, now = (utc_text(each, "milliseconds") for each in (mine, created_at))
+        was, now = (utc_text(at, "milliseconds") for at in (mine, created_at))
         return (
             f"stream {stream_name_of(self._stream)} was deleted and made again while we ran: it was"
             f" created at {was}, and now at {now}. To go on: start again; among several streams"
@@ -203,7 +203,7 @@ def _ms(at: WallTime) -> int:
 def _words(theirs: WallTime, now: WallTime, table: str, *, has_seen: bool = False) -> str:
     """What the two creation times show. `has_seen`: one manager saw the same name change its
     time. Else the rows may be of a stream with another name: they do not carry it."""
-    made, made_again = (utc_text(each, "milliseconds") for each in (theirs, now))
+    made, made_again = (utc_text(at, "milliseconds") for at in (theirs, now))
     why, back = "", ""
     if has_seen:
         why = " It was deleted and made again under its name."
@@ -494,7 +494,9 @@ class Auditor:
         if listing is None:
             return False
         ranges = [listing.range_of(LeaseKey(key)) for key in listing.children_named(row.key)]
-        return are_children_lost(row.hash_range, [each for each in ranges if each is not None])
+        return are_children_lost(
+            row.hash_range, [hash_range for hash_range in ranges if hash_range is not None]
+        )
 
 
 class ConfigDrift:
@@ -589,7 +591,7 @@ class Audits:
         self._reasons = event.reasons
         if not strange:
             return event, self._config_drift.other_streams(())
-        leases = tuple(each for each in event.leases if each.key not in strange)
+        leases = tuple(lease for lease in event.leases if lease.key not in strange)
         broken = tuple(key for key in event.broken if key not in strange)
         ours = LeasesScanned(leases, broken, event.foreign, event.kcl3_mode, event.reasons)
         return ours, self._config_drift.other_streams(strange)

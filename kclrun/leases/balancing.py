@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -19,11 +19,11 @@ from kclrun.leases.auditing import Audits
 from kclrun.leases.capacity import STRETCH, CapacityWatch
 from kclrun.leases.commands import Command, FindOffers, Note, PublishOthersInSight, WriteRow
 from kclrun.leases.events import OffersFound
-from kclrun.leases.held_lease import State
 from kclrun.leases.held_leases import HeldLeases
 from kclrun.leases.load import LoadBalancer
-from kclrun.leases.policy import ManagerPolicy, Pace, is_seldom, scan_delay_s
+from kclrun.leases.policy import ManagerPolicy, ScanPace, is_seldom, scan_delay_s
 from kclrun.leases.table_view import Observation, TableView
+from kclrun.leases.transitions import State
 from kclrun.model.lease import ASK_STALE_AFTER_S, OFFERED, Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import LATEST
 from kclrun.model.stream import stream_of
@@ -35,7 +35,7 @@ from kclrun.protocol import writes
 _LEFT_ALONE_S: Final = 10 * ASK_STALE_AFTER_S
 
 
-class _Asked(msgspec.Struct):
+class _PendingAsk(msgspec.Struct):
     """One ask of ours. `since_instant` is when its outcome came; None while it is under way."""
 
     change: writes.Ask
@@ -57,7 +57,7 @@ class Asker:
     def __init__(self, me: OwnerId, observation: Observation) -> None:
         self._me = me
         self._observation = observation
-        self._asks: dict[LeaseKey, _Asked] = {}
+        self._asks: dict[LeaseKey, _PendingAsk] = {}
         self._unanswered: dict[LeaseKey, Instant] = {}  # the value: left alone until then
         self._is_draining = False
         # The rows whose ask is being withdrawn, or whose offer to us is being declined.
@@ -81,7 +81,7 @@ class Asker:
 
     def keys_under_way(self) -> frozenset[LeaseKey]:
         """The rows with an ask, its withdrawal or a decline under way."""
-        asked = (key for key, each in self._asks.items() if each.since_instant is None)
+        asked = (key for key, ask in self._asks.items() if ask.since_instant is None)
         return frozenset(self._ending).union(asked)
 
     def ask(self, lease: Lease, asked: OwnerId, now: Instant) -> list[Command]:
@@ -89,7 +89,7 @@ class Asker:
         on it is for people: no decision uses it."""
         at = self._observation.wall_time(now)
         change = writes.Ask(lease.key, self._me, asked, at, lease.handoff)
-        self._asks[lease.key] = _Asked(change)
+        self._asks[lease.key] = _PendingAsk(change)
         return [WriteRow(change)]
 
     def resolved(self, change: writes.Ask, outcome: writes.Outcome, now: Instant) -> list[Command]:
@@ -200,7 +200,7 @@ LEFT_LYING_S: Final = 2.0
 _RANKED_OWNERS_MAX: Final = 64
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class WaitingOffer(msgspec.Struct, frozen=True):
     """A known offered row. At `due_instant` we may take it, at `left_instant` any owner may."""
 
     lease: Lease
@@ -226,7 +226,7 @@ class OfferWatch:
 
     def __init__(self, me: OwnerId) -> None:
         self._me = me
-        self._waiting: dict[LeaseKey, Waiting] = {}
+        self._waiting: dict[LeaseKey, WaitingOffer] = {}
         self._find_instant: Instant | None = None
         # When the next row's turn comes, as of the last look at all rows.
         self._turn_instant = Instant(math.inf)
@@ -251,7 +251,7 @@ class OfferWatch:
                 seen[lease.key] = known
                 continue
             due = Instant(now + delay_s(lease, self._me, owners, silent))
-            seen[lease.key] = Waiting(lease, due, Instant(due + LEFT_LYING_S))
+            seen[lease.key] = WaitingOffer(lease, due, Instant(due + LEFT_LYING_S))
         self._waiting = seen
         self._turn_instant = now if seen else Instant(math.inf)
 
@@ -268,20 +268,20 @@ class OfferWatch:
         """Whether a row's turn, for us or for any owner, has come since the last look at all."""
         return now >= self._turn_instant
 
-    def due(self, now: Instant, *, is_below_target: bool) -> tuple[Waiting, ...]:
+    def due(self, now: Instant, *, is_below_target: bool) -> tuple[WaitingOffer, ...]:
         """Look at all rows and return those whose turn for us has come, those meant for us first.
         At our target these are the rows meant for us and the rows left lying."""
         me, ready, turn = self._me, [], math.inf
-        for each in self._waiting.values():
-            is_wanted = is_below_target or each.lease.offered_to == me
-            at = each.due_instant if is_wanted else each.left_instant
+        for offer in self._waiting.values():
+            is_wanted = is_below_target or offer.lease.offered_to == me
+            at = offer.due_instant if is_wanted else offer.left_instant
             if at <= now:
-                ready.append(each)
-                at = each.left_instant
+                ready.append(offer)
+                at = offer.left_instant
             if now < at < turn:
                 turn = at
         self._turn_instant = Instant(turn)
-        ready.sort(key=lambda each: (each.lease.offered_to != me, each.due_instant))
+        ready.sort(key=lambda offer: (offer.lease.offered_to != me, offer.due_instant))
         return tuple(ready)
 
     def forget(self, key: LeaseKey) -> None:
@@ -445,7 +445,7 @@ class Balancer:
 
     def after_scan(
         self, view: TableView, scanned_instant: Instant, gone: frozenset[OwnerId]
-    ) -> tuple[list[Command], Pace]:
+    ) -> tuple[list[Command], ScanPace]:
         """Take and ask for our share, as shown by a scan that began at `scanned_instant`."""
         now = view.seen_instant
         self._asker.after_scan(view.rows, scanned_instant, now)
@@ -481,8 +481,8 @@ class Balancer:
         commands += self._capacity.after_scan(
             unread, unclaimed, held=len(self._held.held), is_short=is_short
         )
-        is_exchanging = decided.pace is Pace.REST and self._load.steps
-        return commands, Pace.MOVE if is_exchanging else decided.pace
+        is_exchanging = decided.pace is ScanPace.REST and self._load.steps
+        return commands, ScanPace.MOVE if is_exchanging else decided.pace
 
     def _exchange(self, loads: OwnerLoads, now: Instant) -> list[Command]:
         """Begin an exchange for the loads' sake, if one is due."""
@@ -538,14 +538,16 @@ class Balancer:
                 return self._expired_offers.resolved(change, outcome)
             case writes.Withdraw() | writes.Decline():
                 return self._asker.ended(change, outcome)
+            case _:
+                assert_never(change)
 
     def tick(self, now: Instant) -> list[Command]:
         """Take the offered rows whose turn has come; look for more when that is due. A row that we
         left to others is looked at again when we hold or ask for fewer or more leases than at the
         last look."""
         commands: list[Command] = []
-        if self._held.host_places.is_short:
-            commands += self._held.host_places.tick(now)
+        if self._held.host_capacity.is_short:
+            commands += self._held.host_capacity.tick(now)
         if self._held.is_draining or self._loads is None:
             return commands
         has_turn = self._offers.is_turn_due(now)
@@ -639,12 +641,12 @@ class Balancer:
         is_unknown = lease.key not in loads.view.rows
         return self.is_free(lease.key) and (is_unknown or loads.is_work(lease.key))
 
-    def _is_ours_to_take(self, waiting: Waiting, loads: OwnerLoads, now: Instant) -> bool:
+    def _is_ours_to_take(self, waiting: WaitingOffer, loads: OwnerLoads, now: Instant) -> bool:
         if waiting.lease.offered_to == self._policy.me or now >= waiting.left_instant:
             return True
         return loads.mine < loads.target(self._held.places)
 
-    def _places_for(self, waiting: Waiting, now: Instant) -> int:
+    def _places_for(self, waiting: WaitingOffer, now: Instant) -> int:
         """Our places; more than our host proves able to run for a row left for three failovers."""
         places = self._held.places
         is_overdue = now >= waiting.left_instant + self._policy.overdue_after_s

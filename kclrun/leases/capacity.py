@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kclrun.leases.commands import Note
-from kclrun.leases.held_lease import FAILED_STARTS_MAX
+from kclrun.leases.restarts import FAILED_STARTS_MAX
 from kclrun.model.lease import LeaseKey
 from kclrun.model.time import Instant
 
@@ -28,7 +28,7 @@ RECOVERY_MAX_S: Final = _FEWER_MAX_S + 10 * _FEWER_FIRST_S
 STRETCH: Final = 8
 
 
-class Places:
+class HostCapacity:
     """How many leases our host proves able to run: `leases_max` until it fails.
 
     `leases.max` bounds the leases that we hold, and so does this number. Without it, a manager that
@@ -132,7 +132,7 @@ class CapacityWatch:
         self, unread: Sequence[LeaseKey], unclaimed: int, *, held: int, is_short: bool
     ) -> list[Note]:
         """`unread` are the leases that were not taken in time; `unclaimed` counts the leases that
-        are free now. `is_short`: `Places` has logged that our host can run no more leases."""
+        are free now. `is_short`: `HostCapacity` has logged that our host can run no more leases."""
         notes = []
         if len(unread) != self._left_unread:
             self._left_unread = len(unread)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kclrun.leases.held_lease import HeldLease, State
+from kclrun.leases.held_lease import HeldLease
 from kclrun.leases.table_view import Observation, TableView, is_unowned
+from kclrun.leases.transitions import State
 from kclrun.model.lease import OWNER_PREFIX, Lease, LeaseKey, OwnerId
 from kclrun.model.time import Instant
 

@@ -1,266 +1,26 @@
-"""One lease that this manager holds: its states, every step from one state to the next, and what
-the reports of its process mean.
+"""One lease that this manager holds: what is known about it, and its transitions.
 
-`held_leases.py` decides. Rules: a step that the table does not name is a bug of ours and raises;
-only states without a process may write the row [P5].
+`transitions.py` has the states and how they follow each other; begin to read there.
+`held_leases.py` decides which transition comes when, and what became of a write.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable
+from typing import assert_never
 
 import msgspec
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases import events
-from kclrun.leases.commands import Command, Note
-from kclrun.leases.table_view import is_unowned
-from kclrun.model.lease import Lease, LeaseKey
+from kclrun.leases.commands import Command, Note, ReadParents, ReadRow, StartProcess, WriteRow
+from kclrun.leases.restarts import RestartDecision, Restarts
+from kclrun.leases.table_view import have_ended, is_unowned, parent_keys
+from kclrun.leases.transitions import TRANSITIONS, WITH_PROCESS, State, Transition
+from kclrun.model.lease import WRITTEN_AGAIN_AHEAD, Lease, LeaseKey
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol import reports, writes
-
-# L7 allows five restarts of a crash loop; the fifth death in a row is the last one that counts.
-DEATHS_MAX: Final = 5
-# Where there is not another host to try, two deaths more, after pauses of 8 and 16 s. So an
-# accident of the host that lasts for half a minute is outlasted, and a poison record halts in 31 s
-# instead of 7.
-DEATHS_ALONE_MAX: Final = 7
-# At once, after a second, after two. If a host lacks processes, memory or descriptors for longer,
-# another host is likelier to have them.
-FAILED_STARTS_MAX: Final = 3
-_PAUSE_FIRST_S: Final = 1.0
-# Long enough that a host short of memory recovers, short enough that an operator is not paged.
-_PAUSE_MAX_S: Final = 30.0
-# An idle shard has nothing to checkpoint, so a life as long as this counts as progress, too. It
-# is four times the default `stall` (2 min): a process that does nothing was noticed long before.
-_LONG_LIFE_S: Final = 480.0
-
-
-class Verdict(enum.Enum):
-    """The conclusion from the failures of a lease's processes here."""
-
-    TRY_AGAIN = "try again here"
-    GIVE_AWAY = "another host tries"
-    HALT = "stand still until an operator resumes it"
-
-
-class Restarts(msgspec.Struct):
-    """The failures of one lease that this manager holds, and their consequences.
-
-    `deaths` are crashes in a row without progress. `failed_starts` are starts in a row that failed
-    because of our host or of kclrun itself.
-
-    The process is started again at once the first time (most deaths are accidents), then slower and
-    slower. A lease leaves a host that fails: three starts that failed in a row, or five deaths
-    without progress, give the lease to another owner, if there is one. A failed start never halts a
-    lease. Deaths halt it once a second host has counted five as well, or this host two more:
-    because there is not another owner to try, or because the lease came back without progress. So a
-    lease that kills every process stands still after ten deaths on two hosts, or twelve if it comes
-    back to the first [L7]. Each of its hosts gives it away once at most, because the first host
-    writes its slot on the row.
-
-    A lack of memory, descriptors or disk in user code at a record counts as a death, too: another
-    host may have enough, and a record that needs more than any host has must not move between hosts
-    for ever.
-    """
-
-    deaths: int = 0
-    failed_starts: int = 0
-    started_instant: Instant | None = None  # of the running process; None if none runs
-    _stops: int = 0
-
-    def progressed(self) -> None:
-        """The checkpoint moved, or an operator resumed the lease: all counts are reset."""
-        self.deaths = 0
-        self.failed_starts = 0
-        self._stops = 0
-
-    def crashed(self, now: Instant) -> None:
-        """The process ended without a report: counts towards the halt."""
-        self.stopped(now)
-        self.deaths += 1
-
-    def failed(self, now: Instant) -> None:
-        """The process could not be started, did not claim before its start command expired, or
-        ended because of a fault of its host or of kclrun itself."""
-        self.stopped(now)
-        self.failed_starts += 1
-
-    def broke(self, now: Instant, *, at_records: bool) -> None:
-        """The process ended because its host, or kclrun, lacked something. Before records this
-        counts as a failed start; at records as a death, since one record may need more than any
-        host has."""
-        if at_records:
-            self.crashed(now)
-        else:
-            self.failed(now)
-
-    def stopped(self, now: Instant) -> None:
-        """Its claim was refused, or it lost the lease: only delays the next start."""
-        if self.started_instant is not None and now - self.started_instant >= _LONG_LIFE_S:
-            self.progressed()
-        self.started_instant = None
-        self._stops += 1
-
-    @property
-    def has_tripped(self) -> bool:
-        """Whether there were too many deaths for an accident."""
-        return self.deaths >= DEATHS_MAX
-
-    def verdict(self, *, slot: str, failed_slot: str | None, are_others: bool) -> Verdict:
-        """The conclusion for our host `slot`. `failed_slot` is the host that the row names as the
-        one where its processes died before, at the position where the row still stands.
-        `are_others`: another owner can take the leases that we give away."""
-        if self.has_tripped:
-            if failed_slot not in {None, slot} or self.deaths >= DEATHS_ALONE_MAX:
-                return Verdict.HALT
-            if are_others and failed_slot is None:
-                return Verdict.GIVE_AWAY
-        is_failing = self.failed_starts >= FAILED_STARTS_MAX
-        return Verdict.GIVE_AWAY if is_failing and are_others else Verdict.TRY_AGAIN
-
-    @property
-    def pause_s(self) -> float:
-        """The pause before the next start: 0, then 1, 2, 4 … up to 30 seconds."""
-        if self._stops <= 1:
-            return 0.0
-        return min(_PAUSE_MAX_S, _PAUSE_FIRST_S * 2.0 ** min(self._stops - 2, 16))
-
-
-class State(enum.Enum):
-    """The state of a lease that this manager holds."""
-
-    TAKING = "taking"  # our take is under way
-    EXAMINING = "examining"  # without a process; the row is being read
-    BACKING_OFF = "backing off"  # ours; a pause before the next process
-    WAITING = "waiting"  # ours; a parent is not ended, or not known to be
-    RENEWING_BEFORE_START = (
-        "renewing before start"  # ours; one more renewal applies before the start
-    )
-    QUARANTINED = "quarantined"  # taken by force; its former owner may still be at work [P18]
-    STARTING = "starting"  # a start was requested; the process has not claimed yet
-    RUNNING = "running"  # it claimed; only it writes the row
-    DRAINING = "draining"  # it was asked to finish, release and exit
-    EXITING = "exiting"  # it reported its end; its exit is not proven yet
-    HALTING = "halting"  # the reason of the halt is being written
-    HALTED = "halted"  # ours and renewed, not processed, until an operator resumes it
-    PAUSED = "paused"  # the same by an operator's pause, which may end by itself
-    RELEASING = "releasing"  # the release, or the offer, is under way
-    GONE = "gone"  # not ours any more
-
-    # By identity: each event looks at the states of all held leases, and the hash of an Enum is
-    # Python code. Members are single, in every process.
-    __hash__ = object.__hash__
-
-
-class Step(enum.Enum):
-    """A step of a lease from one state to the next."""
-
-    TAKEN = "taken"
-    FOUND_HALTED = "found halted"
-    STILL_OURS = "still ours"
-    REST_OVER = "rest over"
-    PARENTS_OVER = "parents over"
-    TO_QUARANTINE = "to quarantine"
-    QUARANTINE_OVER = "quarantine over"
-    STARTED = "started"
-    NOT_STARTED = "not started"
-    CLAIMED = "claimed"
-    DRAIN_SENT = "drain sent"
-    REPORTED_END = "reported end"
-    DIED = "died"
-    GIVEN_UP = "given up"
-    TO_BE_HALTED = "to be halted"
-    HALTED = "halted"
-    TO_BE_PAUSED = "to be paused"
-    RESUMED = "resumed"
-    TO_BE_RELEASED = "to be released"
-    TO_LEAVE_HOST = "to leave this host"
-    RELEASED = "released"
-    NOT_OURS = "not ours"
-
-
-WITH_PROCESS: Final = frozenset({State.STARTING, State.RUNNING, State.DRAINING, State.EXITING})
-
-TRANSITIONS: Final[Mapping[State, Mapping[Step, State]]] = {
-    State.TAKING: {
-        Step.TAKEN: State.WAITING,
-        Step.FOUND_HALTED: State.HALTED,
-        Step.NOT_OURS: State.GONE,
-    },
-    State.EXAMINING: {
-        Step.STILL_OURS: State.BACKING_OFF,
-        Step.FOUND_HALTED: State.HALTED,
-        Step.TO_BE_HALTED: State.HALTING,
-        Step.NOT_OURS: State.GONE,
-    },
-    State.BACKING_OFF: {
-        Step.REST_OVER: State.WAITING,
-        Step.TO_BE_RELEASED: State.RELEASING,
-        Step.TO_LEAVE_HOST: State.RELEASING,
-        Step.NOT_OURS: State.GONE,
-    },
-    State.WAITING: {
-        Step.PARENTS_OVER: State.RENEWING_BEFORE_START,
-        Step.TO_BE_RELEASED: State.RELEASING,
-        Step.NOT_OURS: State.GONE,
-    },
-    State.RENEWING_BEFORE_START: {
-        Step.STARTED: State.STARTING,
-        Step.TO_BE_PAUSED: State.PAUSED,
-        Step.TO_QUARANTINE: State.QUARANTINED,
-        Step.TO_BE_RELEASED: State.RELEASING,
-        Step.NOT_OURS: State.GONE,
-    },
-    State.QUARANTINED: {
-        Step.QUARANTINE_OVER: State.RENEWING_BEFORE_START,
-        Step.FOUND_HALTED: State.HALTED,
-        Step.TO_BE_RELEASED: State.RELEASING,
-        Step.NOT_OURS: State.GONE,
-    },
-    State.STARTING: {
-        Step.CLAIMED: State.RUNNING,
-        Step.DRAIN_SENT: State.DRAINING,
-        Step.NOT_STARTED: State.BACKING_OFF,
-        Step.REPORTED_END: State.EXITING,
-        Step.DIED: State.EXAMINING,
-    },
-    State.RUNNING: {
-        Step.DRAIN_SENT: State.DRAINING,
-        Step.REPORTED_END: State.EXITING,
-        Step.DIED: State.EXAMINING,
-    },
-    State.DRAINING: {
-        Step.NOT_STARTED: State.BACKING_OFF,
-        Step.REPORTED_END: State.EXITING,
-        Step.DIED: State.EXAMINING,
-    },
-    State.EXITING: {
-        Step.DIED: State.EXAMINING,
-        Step.GIVEN_UP: State.GONE,
-    },
-    State.HALTING: {
-        Step.HALTED: State.HALTED,
-        Step.NOT_OURS: State.GONE,
-    },
-    State.HALTED: {
-        Step.RESUMED: State.WAITING,
-        Step.TO_BE_RELEASED: State.RELEASING,
-        Step.NOT_OURS: State.GONE,
-    },
-    State.PAUSED: {
-        Step.RESUMED: State.WAITING,
-        Step.TO_BE_RELEASED: State.RELEASING,
-        Step.NOT_OURS: State.GONE,
-    },
-    State.RELEASING: {
-        Step.RELEASED: State.GONE,
-        Step.NOT_OURS: State.GONE,
-    },
-    State.GONE: {},
-}
+from kclrun.protocol.in_flight import InFlight
 
 
 class HeldLease(msgspec.Struct, kw_only=True):
@@ -285,7 +45,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
     key: LeaseKey
     state: State
     row: Lease | None = None
-    in_flight: writes.InFlight = msgspec.field(default_factory=writes.InFlight)
+    in_flight: InFlight = msgspec.field(default_factory=InFlight)
     attempts: int = 0
     sent_instant: Instant = Instant(0.0)
     is_reading: bool = False
@@ -309,7 +69,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
     needs_own_process: bool = False
     trouble: str = ""
 
-    def step(self, step: Step) -> None:
+    def step(self, step: Transition) -> None:
         """Move on. Raises: InvariantViolation if the table does not name the step here."""
         following = TRANSITIONS[self.state].get(step)
         if following is None:
@@ -339,6 +99,150 @@ class HeldLease(msgspec.Struct, kw_only=True):
         paused = self.row.pause if self.row is not None and self.state is State.PAUSED else None
         return self.waiting_since or (paused.paused_at if paused is not None else None)
 
+    # Reads, and the one write in flight [P5].
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether a write or a read of ours is under way."""
+        return self.in_flight.change is not None or self.is_reading
+
+    def read_row(self) -> ReadRow:
+        """Request a consistent read of the row."""
+        self.is_reading = True
+        return ReadRow(self.key)
+
+    def end_read(self) -> None:
+        """The read was answered."""
+        self.is_reading = False
+
+    def begin_write(
+        self, change: writes.Change, now: Instant, not_before: Instant | None
+    ) -> WriteRow:
+        """The first send of a change. Raises: InvariantViolation if the row has a writer."""
+        if self.awaits_answer or self.state in WITH_PROCESS:
+            raise InvariantViolation(f"lease {self.key}: a second writer, {self.state.value}")
+        self.in_flight.begin(change)
+        self.attempts, self.sent_instant = 1, not_before or now
+        return WriteRow(change, not_before)
+
+    def send_again(self, not_before: Instant) -> WriteRow:
+        """Send the change in flight as it is, with the same expected counter [P6]."""
+        if not self.in_flight.unresolved:
+            self.sent_instant = not_before
+        self.attempts += 1
+        return WriteRow(self.in_flight.required(), not_before)
+
+    def read_back(self) -> ReadRow:
+        """The outcome of a send is not known: the row shows it [P6]."""
+        if not self.in_flight.unresolved:  # only the earliest counts
+            self.in_flight.unresolved.append(self.sent_instant)
+        return self.read_row()
+
+    def on_not_applied(self, row: Lease) -> None:
+        """The change never applied, but the row is ours: decide again from this row."""
+        self.misses += 1
+        if row.is_ended:
+            self.step(Transition.NOT_OURS)
+        else:
+            self.row = row
+
+    def may_be_restored(self, now: Instant, failover_s: float) -> bool:
+        """Whether to restore a vanished row: once, and only before an owner can see it expired."""
+        is_fresh = now < self.confirmed_instant + failover_s
+        return self.row is not None and is_fresh and not self.was_restored
+
+    def restore(self) -> writes.CreateLease:
+        """The creation that writes our vanished row again as it was, because its position is known.
+        Otherwise the shard would be found without a lease and be read again from the start
+        position."""
+        row = self._required_row()
+        self.was_restored = True
+        counter = row.counter + WRITTEN_AGAIN_AHEAD
+        return writes.CreateLease(msgspec.structs.replace(row, counter=counter, handoff=None))
+
+    def abandon(self) -> None:
+        """In a drain, leave a broken row to its repair."""
+        self.is_reading = False
+        self.in_flight.end()
+        self.step(Transition.NOT_OURS)
+
+    # Without a process: from the row, step by step, to the next start.
+
+    def on_examined(self, row: Lease, decision: RestartDecision, slot: str, now: Instant) -> None:
+        """The row was read and is ours: go on from it. `decision` is the conclusion from the
+        failures here, on our host `slot`."""
+        self.row = row
+        if self.state is State.QUARANTINED:  # its former owner has stopped [P18]
+            self.has_waited = True
+            is_halted = row.halt is not None
+            self.step(Transition.FOUND_HALTED if is_halted else Transition.QUARANTINE_OVER)
+            return
+        if self.ours_instant is None:
+            self.ours_instant = now
+        self.rest_until = Instant(now + self.restarts.pause_s)
+        if row.halt is not None:
+            self.step(Transition.FOUND_HALTED)
+            return
+        if self.failure is None and decision is RestartDecision.HALT:
+            before = row.failed_slot
+            elsewhere = f", and on host {before} before" if before not in {None, slot} else ""
+            self.failure = (
+                f"the lease process died {self.restarts.deaths} times in a row without moving"
+                f" the checkpoint{elsewhere}; the last time: {self.trouble}"
+            )
+        self.step(Transition.STILL_OURS if self.failure is None else Transition.TO_BE_HALTED)
+
+    def hint_parents_over(self) -> None:
+        """All parents seem to have ended: the next consistent read is worth its cost."""
+        self.should_ask_parents = True
+
+    def ask_parents(self) -> ReadParents:
+        """Request the consistent reads of the parents [P11]."""
+        self.should_ask_parents = False
+        self.is_asking_parents = True
+        return ReadParents(self.key, parent_keys(self._required_row()))
+
+    def on_parents(self, parents: Iterable[Lease | None]) -> None:
+        """Take in consistent reads of the parents' rows; None for an absent row."""
+        self.is_asking_parents = False
+        self.are_parents_over = have_ended(parents)
+
+    def _start(self, now: Instant, failover_s: float) -> StartProcess:
+        """Start a process for the row. The command is void once our last write may have expired."""
+        row = self._required_row()
+        self.restarts.started_instant = now
+        self.failure = None
+        return StartProcess(
+            self.key,
+            row.counter,
+            Instant(self.confirmed_instant + failover_s),
+            has_waited=self.has_waited and row.taken_from is not None,
+            is_alone=self.needs_own_process or row.died_on is not None,
+            past_pause=row.pause,
+        )
+
+    def due_instant(self, failover_s: float, wall_offset_s: float) -> Instant:
+        """When a lease without a process has something to do; `wall_offset_s` makes wall times of
+        instants."""
+        pause = self.row.pause if self.row is not None else None
+        due = [self.renew_instant]
+        if self.state is State.BACKING_OFF:
+            due.append(self.rest_until)
+        elif self.state is State.QUARANTINED and self.ours_instant is not None:
+            due.append(Instant(self.ours_instant + failover_s))
+        elif self.state is State.PAUSED and pause is not None and pause.until:
+            due.append(Instant(pause.until - wall_offset_s))
+        return min(due)
+
+    # With a process: its reports, and its end.
+
+    def on_late_report(self, report: reports.CoreReport) -> None:
+        """A report that its ended process left in its ring: only the reason of a halt counts."""
+        if self.state is not State.EXAMINING or not isinstance(report, reports.ProcessorFailed):
+            return
+        if not report.is_host_fault:
+            self.failure = reports.reason_of(report)
+
     def on_report(
         self, event: events.ProcessEvent, now: Instant, failover_s: float
     ) -> list[Command]:
@@ -354,22 +258,23 @@ class HeldLease(msgspec.Struct, kw_only=True):
                 self.restarts.failed(now)
                 self.trouble = event.reason
                 self.rest_until = Instant(now + self.restarts.pause_s)
-                self.step(Step.NOT_STARTED)
+                self.step(Transition.NOT_STARTED)
                 return [self.note("start_failed", "error", reason=event.reason)]
             case events.ProcessReported(_, report):
                 return self._on_reported(report, now, failover_s)
             case events.ProcessStarted():
                 return []  # only the shell needs its pid
+            case _:
+                assert_never(event)
 
     def _on_reported(
         self, report: reports.CoreReport, now: Instant, failover_s: float
     ) -> list[Command]:
         notes: list[Command] = []
-        self.needs_own_process |= isinstance(report, reports.LeaseKept) and not report.is_paused
         match report:
             case reports.LeaseClaimed():
                 if self.state is State.STARTING:
-                    self.step(Step.CLAIMED)
+                    self.step(Transition.CLAIMED)
                 return []
             case reports.Checkpointed():
                 self.restarts.progressed()
@@ -377,6 +282,8 @@ class HeldLease(msgspec.Struct, kw_only=True):
                 return []
             case reports.ShardEnded() | reports.LeaseReleased():
                 self.is_over = True
+            case reports.LeaseKept(is_paused):
+                self.needs_own_process |= not is_paused
             case reports.ProcessorFailed(is_host_fault=True):
                 self.has_broken, self.has_starved = True, True
                 self.trouble = reports.reason_of(report)
@@ -390,21 +297,26 @@ class HeldLease(msgspec.Struct, kw_only=True):
                 self.has_broken, self.has_starved = True, False
                 self.trouble = report.reason
             case reports.StartUnclaimed():
-                notes.append(self.note("start_unclaimed", "warning", reason=report.reason))
-                # A start command is valid for a failover, and before it a write of ours came
-                # through: if the process claimed nothing in that time, its host is too slow [P4].
-                if now >= self.confirmed_instant + failover_s:
-                    self.has_broken, self.has_starved = True, False
-                    self.trouble = report.reason
+                notes.append(self._unclaimed(report.reason, now, failover_s))
+            case _:
+                assert_never(report)
         if self.state is not State.EXITING:
-            self.step(Step.REPORTED_END)
+            self.step(Transition.REPORTED_END)
         return notes
+
+    def _unclaimed(self, reason: str, now: Instant, failover_s: float) -> Note:
+        # A start command is valid for a failover, and before it a write of ours came through: if
+        # the process claimed nothing in that time, its host is too slow [P4].
+        if now >= self.confirmed_instant + failover_s:
+            self.has_broken, self.has_starved = True, False
+            self.trouble = reason
+        return self.note("start_unclaimed", "warning", reason=reason)
 
     def _died(self, event: events.ProcessExited, now: Instant) -> list[Command]:
         """The process is proven to have ended. If it had not reported its end, it crashed."""
         self.waiting_since = event.waiting_since or self.waiting_since
         if self.is_over:
-            self.step(Step.GIVEN_UP)
+            self.step(Transition.GIVEN_UP)
             return []
         is_death = False
         notes: list[Command] = []
@@ -431,7 +343,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
             died = self.note("process_died", "warning", reason=self.trouble, deaths=deaths)
             notes.append(died)
         self.is_proven = False
-        self.step(Step.DIED)
+        self.step(Transition.DIED)
         return notes
 
     def on_applied(
@@ -448,7 +360,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
         self.in_flight.end()
         self.misses = 0 if by_reply else self.misses + 1
         if row.is_ended:
-            self.step(Step.NOT_OURS)  # the last write of an ended process ended it [H1]
+            self.step(Transition.NOT_OURS)  # the last write of an ended process ended it [H1]
             return []
         self.row = row
         self.renew_instant = Instant(sent_instant + renew_every_s)
@@ -462,17 +374,28 @@ class HeldLease(msgspec.Struct, kw_only=True):
             case writes.CreateLease():
                 return [self.note("row_restored", "warning", position=str(row.checkpoint))]
             case writes.HaltLease(halt=halt):
-                self.step(Step.HALTED)
+                self.step(Transition.HALTED)
                 return [self.note("lease_halted", "error", reason=halt.reason)]
             case writes.Release() | writes.Offer():
-                self.step(Step.RELEASED)
+                self.step(Transition.RELEASED)
                 return self._given(change, row)
             case writes.Renew() if self.state is State.HALTED and row.halt is None:
                 self.failure = None
                 self.restarts.progressed()
-                self.step(Step.RESUMED)
+                self.step(Transition.RESUMED)
                 return [self.note("lease_resumed")]
-        return []
+            case (
+                writes.Claim()
+                | writes.Renew()
+                | writes.Checkpoint()
+                | writes.NameChildren()
+                | writes.End()
+                | writes.HandOver()
+                | writes.CreateChildren()
+            ):
+                return []  # all but the renewal are writes of processes
+            case _:
+                assert_never(change)
 
     def _given(self, change: writes.Release | writes.Offer, row: Lease) -> list[Command]:
         if not is_unowned(row.owner):  # taken before the outcome arrived: its new owner logs that
@@ -485,30 +408,40 @@ class HeldLease(msgspec.Struct, kw_only=True):
     def _taken(self, change: writes.Take, row: Lease) -> list[Command]:
         taken = self.note("lease_taken", position=str(row.checkpoint), former=change.seen_owner)
         if row.halt is None:
-            self.step(Step.TAKEN)
+            self.step(Transition.TAKEN)
             return [taken]
-        self.step(Step.FOUND_HALTED)
+        self.step(Transition.FOUND_HALTED)
         return [taken, self.note("lease_still_halted", "warning", reason=row.halt.reason)]
 
-    def on_step(self, step: Step) -> list[Command]:
-        """Move on, with a line for the log where a pause begins or ends."""
+    def on_step(self, step: Transition, now: Instant, failover_s: float) -> list[Command]:
+        """Move on; return the start of the process, or a line for the log where a pause begins or
+        ends."""
         was, pause = self.state, self.row.pause if self.row is not None else None
         self.step(step)
+        if step is Transition.PARENTS_OVER:
+            self.are_parents_over = True
+        if step is Transition.STARTED:
+            return [self._start(now, failover_s)]
         if pause is not None and self.state is State.PAUSED:
             return [self.note("lease_paused", "warning", reason=pause.in_words())]
-        if was is State.PAUSED and step is Step.RESUMED:
+        if was is State.PAUSED and step is Transition.RESUMED:
             return [self.note("lease_resumed", reason="its pause is over")]
         return []
 
     def lose(self, row: Lease | None) -> list[Command]:
         """The row is not ours any more. Losing a race for a take or an adoption is not logged."""
         was_ours = self.row is not None
-        self.step(Step.NOT_OURS)
+        self.step(Transition.NOT_OURS)
         if row is None:
             return [self.note("row_vanished", "error")] if was_ours else []
         if was_ours and not row.is_ended:
             return [self.note("lease_lost", "warning", owner=row.owner)]
         return []
+
+    def _required_row(self) -> Lease:
+        if self.row is None:
+            raise InvariantViolation(f"lease {self.key}, {self.state.value}, has no row yet")
+        return self.row
 
     def check(self) -> None:
         """The invariants of one held lease. Raises: InvariantViolation."""

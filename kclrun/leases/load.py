@@ -58,7 +58,7 @@ class Swap(msgspec.Struct, frozen=True):
     take: LeaseKey | None
 
 
-class Exchange(msgspec.Struct, frozen=True):
+class LeaseExchange(msgspec.Struct, frozen=True):
     """The swaps between us and `other`. `loads`: our load and that of `other` before them; 1.0 is
     the mean owner's load."""
 
@@ -131,7 +131,8 @@ class FleetLoad:
         self.owners = loads.kclrun_owners
         self.moving: set[OwnerId] = set()
         self._view = view = loads.view
-        for lease in (*loads.offered, *(each for each in view.asked if not loads.is_settled(each))):
+        unsettled = (lease for lease in view.asked if not loads.is_settled(lease))
+        for lease in (*loads.offered, *unsettled):
             self._note_move(lease)
         at_work, rows, expired = view.work_keys, view.rows, view.expired
         self.unsteady = {
@@ -146,15 +147,16 @@ class FleetLoad:
         work, expired = self._view.work, self._view.expired
         leases: dict[OwnerId | None, list[Lease]] = {owner: [] for owner in self.owners}
         others: list[Lease] = []
-        for lease in work if not expired else [each for each in work if each.key not in expired]:
+        unexpired = [lease for lease in work if lease.key not in expired] if expired else work
+        for lease in unexpired:
             leases.get(lease.owner, others).append(lease)
         return {owner: _Sums.of(leases[owner]) for owner in self.owners}
 
     @cached_property
     def _total(self) -> _Sums:
         total = _Sums()
-        for each in self._sums.values():
-            total.add(each)
+        for sums in self._sums.values():
+            total.add(sums)
         return total
 
     @cached_property
@@ -252,7 +254,7 @@ class Pairing:
         if len(loads.kclrun_owners) < len(loads.owners):
             self._count_max = loads.target(places)
 
-    def best(self, turn: int = 0) -> Exchange | None:
+    def best(self, turn: int = 0) -> LeaseExchange | None:
         """The exchange to watch, or None: we are not heavy, or no exchange with any owner pays. At
         most `_TRIED_MAX` owners are tried, others in each `turn`."""
         fleet, me = self._fleet, self._me
@@ -273,7 +275,7 @@ class Pairing:
         loads = [
             (fleet.of_owner(owner), owner) for owner in fleet.owners if fleet.takes_part(owner)
         ]
-        first = sum(1 for each in loads if each > (mine, me))
+        first = sum(1 for pair in loads if pair > (mine, me))
         # Half of the difference is the most that an exchange can gain.
         light = sorted(
             (load, owner)
@@ -285,7 +287,7 @@ class Pairing:
         first %= max(1, len(light))
         return [*light[first:], *light[:first]][:_TRIED_MAX]
 
-    def margins(self, exchange: Exchange) -> tuple[float, float] | None:
+    def margins(self, exchange: LeaseExchange) -> tuple[float, float] | None:
         """By how much we are too heavy, and by how much the exchange gains more than the least;
         negative where it does not. None: it cannot be done any more."""
         fleet, other = self._fleet, exchange.other
@@ -306,16 +308,18 @@ class Pairing:
         gain = min(moved, mine - fleet.of_owner(other) - moved)
         return mine - HEAVY_ABOVE, gain - GAIN_MIN * mine
 
-    def _best_with(self, other: OwnerId, mine: float, others: float) -> Exchange | None:
+    def _best_with(self, other: OwnerId, mine: float, others: float) -> LeaseExchange | None:
         """Swaps that bring the two loads together, each the best that is left; None: too little."""
         ours = self._movable(self._me)
-        theirs = sorted(self._movable(other), key=lambda each: each[1])
+        theirs = sorted(self._movable(other), key=lambda lease: lease[1])
         places = self._count_max - max(self._counts[self._me], self._counts[other])
         swaps: list[Swap] = []
         half, moved = (mine - others) / 2, 0.0
         may_go_alone = self._may_go_alone(other)
         while len(swaps) < min(places, self._swaps_max) or (may_go_alone and not swaps):
-            best = _nearest(ours, theirs if places > 0 else [], half - moved, may_go_alone)
+            best = _nearest(
+                ours, theirs if places > 0 else [], half - moved, may_go_alone=may_go_alone
+            )
             if (
                 best is None
                 or half - abs(half - moved - best.load) - moved <= _SWAP_GAIN_MIN * mine
@@ -323,11 +327,13 @@ class Pairing:
                 break
             swaps.append(Swap(best.give, best.take))
             moved += best.load
-            ours = [each for each in ours if each[0] != best.give]
-            theirs = [each for each in theirs if each[0] != best.take]
+            ours = [lease for lease in ours if lease[0] != best.give]
+            theirs = [lease for lease in theirs if lease[0] != best.take]
             may_go_alone = False
         gain = half - abs(half - moved)
-        return Exchange(tuple(swaps), other, (mine, others)) if gain > GAIN_MIN * mine else None
+        return (
+            LeaseExchange(tuple(swaps), other, (mine, others)) if gain > GAIN_MIN * mine else None
+        )
 
     def _may_pair(self, other: OwnerId) -> bool:
         count, mine = self._counts[other], self._counts[self._me]
@@ -369,12 +375,13 @@ def _nearest(
     ours: Sequence[tuple[LeaseKey, float]],
     theirs: Sequence[tuple[LeaseKey, float]],
     wanted: float,
-    may_go_alone: bool,  # noqa: FBT001 - passed on
+    *,
+    may_go_alone: bool,
 ) -> _Candidate | None:
     """The swap that moves a load as near as possible to `wanted`. `theirs` is sorted by load."""
     best: _Candidate | None = None
     for give, load in ours:
-        place = bisect_left(theirs, load - wanted, key=lambda each: each[1])
+        place = bisect_left(theirs, load - wanted, key=lambda lease: lease[1])
         returns: list[tuple[LeaseKey | None, float]] = [*theirs[max(0, place - 1) : place + 1]]
         if may_go_alone:
             returns.append((None, 0.0))
@@ -388,13 +395,13 @@ def _nearest(
 class Watched(msgspec.Struct):
     """An exchange that was chosen, and the sums of its margins in the looks since."""
 
-    exchange: Exchange
+    exchange: LeaseExchange
     since_instant: Instant
     excess: float = 0.0
     gain: float = 0.0
 
 
-class _Step(msgspec.Struct):
+class _PendingSwap(msgspec.Struct):
     """A swap under way. `wanted` is the row to ask for once the outcome of `change` is known;
     `since_instant`: when that was."""
 
@@ -432,10 +439,10 @@ class LoadBalancer:
         # The exchange that is watched; None while the counts move leases.
         self.watched: Watched | None = None
         # The exchange under way, by the leases that we give.
-        self.steps: dict[LeaseKey, _Step] = {}
+        self.steps: dict[LeaseKey, _PendingSwap] = {}
         # The leases that we shall ask for in a moment: they count as asked for.
         self.expected: tuple[LeaseKey, ...] = ()
-        self._exchange: Exchange | None = None
+        self._exchange: LeaseExchange | None = None
         self._looks = 0
         self._has_failed = False  # a lease of the exchange was not given
         self._failures = 0
@@ -448,7 +455,7 @@ class LoadBalancer:
 
     def look(
         self, loads: OwnerLoads, places: int, may_move: Callable[[LeaseKey], bool]
-    ) -> Exchange | None:
+    ) -> LeaseExchange | None:
         """Look at a scan by which the counts move nothing, and return the exchange to begin now.
         `places`: how many leases we may hold. `may_move`: whether no write of ours to the row is
         under way and, for a lease of ours, its process runs."""
@@ -461,7 +468,7 @@ class LoadBalancer:
         swaps_max = self._policy.moves_per_cycle
         return self._watch(Pairing(loads, fleet, places, may_move, swaps_max), now)
 
-    def _watch(self, pairing: Pairing, now: Instant) -> Exchange | None:
+    def _watch(self, pairing: Pairing, now: Instant) -> LeaseExchange | None:
         """Choose an exchange, or take in one more look at the chosen one."""
         watched = self.watched
         margins = pairing.margins(watched.exchange) if watched is not None else None
@@ -479,14 +486,14 @@ class LoadBalancer:
         return watched.exchange if pays else None
 
     def begin(
-        self, exchange: Exchange, rows: Mapping[LeaseKey, Lease], at: WallTime
+        self, exchange: LeaseExchange, rows: Mapping[LeaseKey, Lease], at: WallTime
     ) -> list[Command]:
         """Ask our own lease processes for the leases, in the name of the other owner."""
         self._exchange, self._has_failed = exchange, False
         for swap in exchange.swaps:
             change = Ask(swap.give, exchange.other, asked=self._policy.me, asked_at=at)
             wanted = rows[swap.take] if swap.take is not None else None
-            self.steps[swap.give] = _Step(change, wanted)
+            self.steps[swap.give] = _PendingSwap(change, wanted)
         self._expect()
         return [WriteRow(step.change) for step in self.steps.values()]
 

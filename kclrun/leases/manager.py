@@ -14,7 +14,7 @@ from kclrun.errors import InvariantViolation
 from kclrun.leases import events
 from kclrun.leases.auditing import Audits
 from kclrun.leases.balancing import Balancer
-from kclrun.leases.capacity import Places
+from kclrun.leases.capacity import HostCapacity
 from kclrun.leases.caught_up import LeasesElsewhere, blockers, is_view_old
 from kclrun.leases.commands import (
     Command,
@@ -25,11 +25,11 @@ from kclrun.leases.commands import (
     ScanTable,
     StopRefused,
 )
-from kclrun.leases.held_lease import HeldLease, State
+from kclrun.leases.held_lease import HeldLease
 from kclrun.leases.held_leases import HeldLeases
 from kclrun.leases.policy import (
     ManagerPolicy,
-    Pace,
+    ScanPace,
     is_seldom,
     kcl3_mode_every_s,
     lists_shards,
@@ -37,6 +37,7 @@ from kclrun.leases.policy import (
 )
 from kclrun.leases.shard_sync import TableTotals
 from kclrun.leases.table_view import Observation, TableView
+from kclrun.leases.transitions import State
 from kclrun.model.lease import (
     OWNER_PREFIX,
     Lease,
@@ -271,9 +272,9 @@ class LeaseManager:
         return self._held.held
 
     @property
-    def host_places(self) -> Places:
+    def host_capacity(self) -> HostCapacity:
         """How many leases our host proves able to run."""
-        return self._held.host_places
+        return self._held.host_capacity
 
     def halted(self) -> tuple[LeaseKey, ...]:
         """The leases, ours and those of other live owners, that stand still until an operator
@@ -465,26 +466,26 @@ class LeaseManager:
                 commands.append(ListShards(with_start=stream in empty, stream=stream))
         return commands
 
-    def _plan_next_scan(self, view: TableView, pace: Pace, now: Instant) -> None:
+    def _plan_next_scan(self, view: TableView, pace: ScanPace, now: Instant) -> None:
         """Plan the next scan: a fixed delay after each scan. The first scan that is not hasty is
         cut short at random, to spread the phases: managers that take together would otherwise scan
         together for ever."""
-        if pace is Pace.FAST and self._hasty_scans == _HASTY_SCANS_MAX:
-            pace = Pace.MOVE
+        if pace is ScanPace.FAST and self._hasty_scans == _HASTY_SCANS_MAX:
+            pace = ScanPace.MOVE
         delay_s = scan_delay_s(self._policy, view.kclrun_owners, pace)
-        if pace is Pace.FAST:
+        if pace is ScanPace.FAST:
             self._lacks_phase = True
             self._hasty_scans += 1
         elif self._lacks_phase:
             self._lacks_phase = False
             delay_s *= self._chance()
-        if pace is Pace.REST:
+        if pace is ScanPace.REST:
             self._hasty_scans = 0
         planned = Instant(now + delay_s)
         asked = self._scan_instant
         if asked is None or planned < asked:
             self._scan_instant = planned
-            self._may_be_old = pace is Pace.REST and is_seldom(self._policy, view.kclrun_owners)
+            self._may_be_old = pace is ScanPace.REST and is_seldom(self._policy, view.kclrun_owners)
 
     def _ask_scan(self, at: Instant) -> None:
         """Request a scan that begins at `at` or soon after. A scan under way began too early."""

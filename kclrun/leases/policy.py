@@ -59,7 +59,7 @@ _LISTINGS_IN_NEED: Final = 8
 _KCL3_MODE_EVERY_S: Final = 60.0
 
 
-class Pace(enum.Enum):
+class ScanPace(enum.Enum):
     """The reason for the time to the next scan. Only a manager that takes or asks looks again
     sooner, so a fleet at rest pays nothing for it."""
 
@@ -69,12 +69,12 @@ class Pace(enum.Enum):
 
 
 def scan_delay_s(
-    policy: ManagerPolicy, owners: Collection[OwnerId], pace: Pace = Pace.REST
+    policy: ManagerPolicy, owners: Collection[OwnerId], pace: ScanPace = ScanPace.REST
 ) -> float:
     """The fixed delay to the next scan, for a manager that sees these live kclrun owners."""
-    if pace is Pace.FAST:
+    if pace is ScanPace.FAST:
         return policy.scan_soon_s
-    if pace is Pace.REST and is_seldom(policy, owners):
+    if pace is ScanPace.REST and is_seldom(policy, owners):
         return policy.seldom_scan_every_s(len(owners))
     return policy.scan_every_s
 

@@ -629,9 +629,9 @@ def table_totals(
     )
 
 
-def sum_totals(each: Iterable[TableTotals]) -> TableTotals:
+def sum_totals(of_streams: Iterable[TableTotals]) -> TableTotals:
     """The totals of several streams as one. Shards are known once those of every stream are."""
-    totals = tuple(each)
+    totals = tuple(of_streams)
     shards = [one.shards for one in totals if one.shards is not None]
     return TableTotals(
         leases=sum(one.leases for one in totals),

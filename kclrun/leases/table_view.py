@@ -179,6 +179,12 @@ class Observation:
         seen = self._asks.get(lease.key)
         return seen is not None and seen[0] == lease.handoff and now - seen[1] >= ASK_STALE_AFTER_S
 
+    def is_asked_for(self, lease: Lease, me: OwnerId, now: Instant) -> bool:
+        """Whether another owner than `me`, or an operator, waits for this row [P16]."""
+        if lease.handoff is None or lease.handoff.to == me:
+            return False
+        return not self.is_ask_stale(lease, now)
+
     def has_expired(self, lease: Lease, now: Instant) -> bool:
         """Whether its counter stood still for a failover: the larger of ours and the row's."""
         failover_s = max(self._failover_s, lease.failover_s or 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import msgspec
 
@@ -92,6 +92,8 @@ class Completion:
                 self._is_maybe_done = True
             case LifecycleOutcome.LATER:
                 pass
+            case _:
+                assert_never(answer.outcome)
         return self._again(now)
 
     def _again(self, now: Instant) -> str | None:
@@ -160,7 +162,7 @@ InstanceEvent = (
 )
 
 
-class Drain(msgspec.Struct, frozen=True):
+class DrainHost(msgspec.Struct, frozen=True):
     """Give all leases up and take no more; before `by`, if the end of the instance is known."""
 
     notice: NoticeKind
@@ -186,7 +188,7 @@ class Note(msgspec.Struct, frozen=True):
     fields: Mapping[str, str | int | float | None]
 
 
-InstanceCommand = Drain | Heartbeat | Complete | Note
+InstanceCommand = DrainHost | Heartbeat | Complete | Note
 
 
 # A hook times out after 30 s at the least: two heartbeats in a row may fail.
@@ -334,7 +336,7 @@ class InstanceLife:
         by = None
         if left_s is not None:
             by = Instant(now + max(_PATIENCE_S_MIN, left_s - _LEAVE_BEFORE_END_S))
-        self._out.append(Drain(notice, by))
+        self._out.append(DrainHost(notice, by))
 
     def _on_ready(self, event: BecameReady, now: Instant) -> None:
         del event, now

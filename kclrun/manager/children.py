@@ -69,7 +69,7 @@ def _is_exited_orphan(child: psutil.Process, session: int) -> bool:
         return False
 
 
-class Places:
+class ProcessSlots:
     """The free places of a segment, the lowest first, so that few pages are ever written.
 
     A place is reused only once the exit of its process is proven. It is cleared then.
@@ -157,7 +157,7 @@ class LeaseProcesses:
         self._deliver = deliver
         self._departed = departed
         self._segment = Segment.create(places)
-        self._places = Places(self._segment)
+        self._places = ProcessSlots(self._segment)
         self._doorbell = Doorbell.create()
         self._ring_reader = RingReader(log)
         self._children: dict[int, Child] = {}

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -30,11 +30,11 @@ from kclrun.config.state import state_place
 from kclrun.errors import MalformedFrame
 from kclrun.ipc import board as ipc
 from kclrun.ipc import messages
-from kclrun.ipc.channel import Channel, PeerGone, Quiet, Sent
+from kclrun.ipc.channel import Channel, NoMessage, PeerGone, Sent
 from kclrun.leases.commands import StartProcess
 from kclrun.manager.launcher import lease_environment
-from kclrun.manager.loop import Loop, Timer
-from kclrun.manager.world import World
+from kclrun.manager.loop import Loop, LoopTimer
+from kclrun.manager.world import FleetServices
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.reading import Replay
 from kclrun.model.stream import StreamKey, shard_id_of, stream_of
@@ -53,7 +53,7 @@ class StartCommands:
     def __init__(
         self,
         settings: Settings,
-        world: World,
+        world: FleetServices,
         *,
         owner: OwnerId,
         lock_path: Path,
@@ -300,7 +300,7 @@ class Launcher:
             except MalformedFrame:
                 # It runs only our code, so this is a damaged process: end it.
                 got = PeerGone()
-            if isinstance(got, Quiet):
+            if isinstance(got, NoMessage):
                 break
             if isinstance(got, PeerGone):
                 reports += self._gone()
@@ -338,6 +338,8 @@ class Launcher:
                 return []
             case messages.Forked():  # without its descriptor: its exit could not be proven
                 return []
+            case _:
+                assert_never(message)
 
     def _gone(self) -> list[LauncherReport]:
         assert self._channel is not None, "only a launcher that was there can be gone"
@@ -403,7 +405,7 @@ class Forks:
         self._answer_wait_s = max(answer_wait_s, _ANSWER_WAIT_MIN_S)
         # Since when an answer is awaited; each answer that comes restarts the wait.
         self._awaited_since: Instant | None = None
-        self._look_timer: Timer | None = None
+        self._look_timer: LoopTimer | None = None
         self._is_silent = False
         self._unasked: collections.deque[tuple[int, tuple[int, ...], socket.socket]] = (
             collections.deque()
@@ -510,6 +512,8 @@ class Forks:
             case LauncherGone(exit_status):
                 self._log.note("launcher_died", status=exit_status)
                 self._open_later()
+            case _:
+                assert_never(report)
 
     def _open_later(self) -> None:
         """Restart at once the first time; after repeated exits without a fork, ever later."""

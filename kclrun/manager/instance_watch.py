@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, assert_never
 
 from kclrun import errors
 from kclrun.config.schema import InstanceSettings
 from kclrun.lifecycle import instance
 from kclrun.manager.loop import IoPool, Loop
 from kclrun.manager.manager import Manager
-from kclrun.manager.service_calls import Outages
+from kclrun.manager.service_calls import OutageLog
 from kclrun.manager.world import InstanceServices
 from kclrun.model.instance import InstanceIdentity, InstanceLook
 from kclrun.model.retries import PASSING_OF_WRITES
@@ -64,7 +64,7 @@ class InstanceWatch:
             )
         )
         self._is_surely_there = settings.watch is True
-        self._outages = Outages(log, loop.now)
+        self._outages = OutageLog(log, loop.now)
         self._ask_again_s = _ASK_AGAIN_S
         self._passed: set[type[instance.InstanceEvent]] = set()
 
@@ -152,7 +152,7 @@ class InstanceWatch:
         match command:
             case instance.Note(event, fields):
                 self._log.write(event, fields)
-            case instance.Drain(notice, by):
+            case instance.DrainHost(notice, by):
                 self._manager.drain(notice.value, by=by)
             case instance.Heartbeat(action):
                 self._ask_group(
@@ -164,6 +164,8 @@ class InstanceWatch:
                     lambda: lifecycle.complete(action),
                     lambda answer: self._take_in(instance.CompletionAnswered(action, answer)),
                 )
+            case _:
+                assert_never(command)
 
     def _ask_group(
         self, job: Callable[[], None], then: Callable[[instance.LifecycleAnswer], None]

@@ -27,7 +27,7 @@ from typing import Final, assert_never
 from kclrun.aws import trust
 from kclrun.errors import InvariantViolation
 from kclrun.ipc import messages
-from kclrun.ipc.channel import Channel, NotSent, PeerGone, Quiet
+from kclrun.ipc.channel import Channel, NoMessage, NotSent, PeerGone
 from kclrun.ipc.exit_codes import BUG, HOST
 from kclrun.manager.lease_session import (
     EXIT_HOOKS_WAIT_S,
@@ -244,7 +244,7 @@ def _serve(
         got = channel.receive_with_fds()
         if isinstance(got, PeerGone):
             return
-        if isinstance(got, Quiet):
+        if isinstance(got, NoMessage):
             continue
         message, fds = got
         match message:

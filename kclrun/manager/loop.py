@@ -165,7 +165,7 @@ _TIMERS_MAX: Final = 256
 _WAIT_S_MAX: Final = 1.0
 
 
-class Timer:
+class LoopTimer:
     """A callback at an instant. `cancel` prevents the call."""
 
     __slots__ = ("callback", "instant")
@@ -187,7 +187,7 @@ class Loop:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._timers: list[tuple[Instant, int, Timer]] = []
+        self._timers: list[tuple[Instant, int, LoopTimer]] = []
         self._order = itertools.count()
         self._posted: queue.SimpleQueue[_Callback] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -206,12 +206,12 @@ class Loop:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(fd)
 
-    def at(self, instant: Instant, callback: _Callback) -> Timer:
-        timer = Timer(instant, callback)
+    def at(self, instant: Instant, callback: _Callback) -> LoopTimer:
+        timer = LoopTimer(instant, callback)
         heapq.heappush(self._timers, (instant, next(self._order), timer))
         return timer
 
-    def after(self, delay_s: float, callback: _Callback) -> Timer:
+    def after(self, delay_s: float, callback: _Callback) -> LoopTimer:
         return self.at(Instant(self.now() + delay_s), callback)
 
     def post(self, callback: _Callback) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Collection, Iterable
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 from msgspec import UNSET
@@ -15,8 +15,8 @@ from msgspec import UNSET
 from kclrun.errors import HostRefused, InvariantViolation, ServiceError, host_error
 from kclrun.ipc.messages import OthersInSight
 from kclrun.leases import commands, events
-from kclrun.leases.held_lease import FAILED_STARTS_MAX
 from kclrun.leases.manager import LeaseManager
+from kclrun.leases.restarts import FAILED_STARTS_MAX
 from kclrun.lifecycle.stopping import STOP_SIGNALS, Stage, StopPlan, leave_at, left_undone
 from kclrun.manager.children import LeaseProcesses, reap_adopted
 from kclrun.manager.forks import ForkRefused
@@ -101,7 +101,7 @@ class ReportWriter:
     def besides(self, shown: Iterable[LeaseKey]) -> tuple[int, int]:
         """Of exited processes of all other shards: records processed, and records given up."""
         own = [self._past[key].report for key in shown if key in self._past]
-        records = self.records_total - sum(each.records or 0 for each in own)
+        records = self.records_total - sum(report.records or 0 for report in own)
         return records, _given_up(self._all) - sum(map(_given_up, own))
 
     @property
@@ -317,10 +317,21 @@ class Manager:
                 self._note(command)
             case commands.Finish():
                 self._is_finished = True
-            case request:
-                if isinstance(request, commands.ScanTable):
-                    self._held_at_scan = self._identity.folder.held
-                self.service_calls.perform(request)
+            case commands.ScanTable():
+                self._held_at_scan = self._identity.folder.held
+                self.service_calls.perform(command)
+            case (
+                commands.ListShards()
+                | commands.DescribeStream()
+                | commands.ReadKcl3Mode()
+                | commands.ReadRow()
+                | commands.ReadParents()
+                | commands.FindOffers()
+                | commands.WriteRow()
+            ):
+                self.service_calls.perform(command)
+            case _:
+                assert_never(command)
 
     def _note(self, note: commands.Note) -> None:
         fields = note.fields

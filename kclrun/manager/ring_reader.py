@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Container
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, assert_never
 
 from kclrun.errors import MalformedFrame
 from kclrun.ipc.board import StatusSlot, boottime
@@ -285,6 +285,8 @@ class RingReader:
                 )
             case reports.ProcessorRecovered(where, attempts):
                 self._log.note("processor_recovered", shard=key, where=where, attempts=attempts)
+            case _:
+                assert_never(report)
 
     def _note_given_up(self, key: LeaseKey, given_up: reports.RecordGivenUp) -> None:
         fields = {"raised_at": given_up.raised_at, "traceback": given_up.traceback_text}

@@ -44,9 +44,9 @@ from kclrun.manager.service_calls import CredentialRenewal, Prefetching, Service
 from kclrun.manager.story import StoryKeeper
 from kclrun.manager.tips import TipsElsewhere
 from kclrun.manager.unread import UNREAD_S
-from kclrun.manager.watch import SampleReader, Watch
+from kclrun.manager.watch import ManagerTimer, SampleReader
 from kclrun.manager.watchdog import Watchdog
-from kclrun.manager.world import ExitReason, Until, World
+from kclrun.manager.world import ExitReason, FleetServices, Until
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import TRIM_HORIZON
@@ -73,7 +73,7 @@ _DESCRIPTORS_BASE: Final = 64
 
 def run_fleet(
     settings: Settings,
-    world: World,
+    world: FleetServices,
     *,
     import_paths: Sequence[str] = (),
     until: Until | None = None,
@@ -106,13 +106,13 @@ def run_fleet(
     sink = LineSink(_STDERR)
     loop = Loop()
     pool = IoPool(loop.post)
-    run: _Run | None = None
+    run: _ManagerRun | None = None
     story: StoryKeeper | None = None
     try:
         log = log_of(settings, identity.id, sink)
         if settings.observe.story != "nowhere":
             story = StoryKeeper(settings, identity.folder.folder, identity.id, log, world.story)
-        run = _Run(
+        run = _ManagerRun(
             settings,
             world,
             starts,
@@ -144,13 +144,13 @@ def run_fleet(
         sink.close()
 
 
-class _Run:
+class _ManagerRun:
     """The parts of one run, and the calls between them."""
 
     def __init__(
         self,
         settings: Settings,
-        world: World,
+        world: FleetServices,
         starts: Mapping[StreamKey, StreamStart],
         *,
         identity: Identity,
@@ -173,7 +173,7 @@ class _Run:
         self._report = ReportWriter()
         self._policy = _policy(settings, world, starts, identity, is_bounded=replay is not None)
         self._core = LeaseManager(self._policy, random.random)
-        self._watch: Watch | None = None
+        self._watch: ManagerTimer | None = None
         self._metering: Metering | None = None
         self._manager = Manager(
             self._core,
@@ -274,7 +274,7 @@ class _Run:
                 readers.append((_SHOW_EVERY_S, on_sample))
             if self._metering is not None:
                 readers.append((SAMPLE_EVERY_S, self._metering.read))
-            self._watch = Watch(
+            self._watch = ManagerTimer(
                 self._manager,
                 sampler,
                 loop=self._loop,
@@ -419,7 +419,7 @@ class _Run:
             )
 
 
-def _starts(world: World, now: WallTime) -> dict[StreamKey, StreamStart]:
+def _starts(world: FleetServices, now: WallTime) -> dict[StreamKey, StreamStart]:
     starts = {}
     for key, stream in world.streams.items():
         text = stream.settings.start or TRIM_HORIZON.sequence_number
@@ -430,7 +430,7 @@ def _starts(world: World, now: WallTime) -> dict[StreamKey, StreamStart]:
 
 def _policy(
     settings: Settings,
-    world: World,
+    world: FleetServices,
     starts: Mapping[StreamKey, StreamStart],
     identity: Identity,
     *,

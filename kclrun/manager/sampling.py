@@ -14,9 +14,10 @@ from typing import Final
 import msgspec
 import psutil
 
-from kclrun.leases.held_lease import HeldLease, State
+from kclrun.leases.held_lease import HeldLease
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.shard_sync import TableTotals
+from kclrun.leases.transitions import State
 from kclrun.manager.gauge import Gauge
 from kclrun.manager.manager import Manager, ReportWriter
 from kclrun.manager.ring_reader import Child
@@ -29,7 +30,7 @@ from kclrun.observe.sample import LeaseSample, ManagerSample, Outage, ShardRepor
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.traffic.hot_keys import ShardHeat
 from kclrun.traffic.hot_shards import Change, HotShards
-from kclrun.traffic.scaling import Look, WorkersNeeded
+from kclrun.traffic.scaling import MachineLook, WorkersNeeded
 
 # Rates are averages over the last few samples, so that a reader can follow the number.
 _LOOKS_KEPT: Final = 5
@@ -301,9 +302,9 @@ class Sampler:
             outages=self._outages(now),
             launcher_away_s=_lasted(self._launcher_away_since, now),
             native_mode=core.native_mode,
-            host_short_s=_lasted(core.host_places.short_since, now),
-            host_runs=core.host_places.proven,
-            host_reason=core.host_places.reason,
+            host_short_s=_lasted(core.host_capacity.short_since, now),
+            host_runs=core.host_capacity.proven,
+            host_reason=core.host_capacity.reason,
             is_draining=core.is_draining,
             draining_s=_lasted(self._draining_since, now),
             leases_command=self._manager.leases_command,
@@ -339,7 +340,7 @@ class Sampler:
         self._next_look_instant = Instant(now + FLEET_EVERY_S)
         core = self._manager.core
         self._workers_needed.take(
-            Look(
+            MachineLook(
                 now=now,
                 cpu_share=self._host_cpu.share(),
                 lags_ms={

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -26,10 +26,10 @@ from kclrun.errors import (
 )
 from kclrun.leases import commands, events
 from kclrun.leases.commands import Request, ServiceRequests
-from kclrun.manager.loop import IoPool, Loop, Timer
-from kclrun.manager.world import CredentialSource, World
+from kclrun.manager.loop import IoPool, Loop, LoopTimer
+from kclrun.manager.world import CredentialSource, FleetServices
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
-from kclrun.model.state import PrefetchJob, StatePlace, is_own_version, version_folder
+from kclrun.model.state import PrefetchJob, StateDestination, is_own_version, version_folder
 from kclrun.model.stream import StreamKey, qualified_shards, shard_id_of, stream_name_of, stream_of
 from kclrun.model.time import Instant
 from kclrun.model.wire import WireCredentials
@@ -66,7 +66,7 @@ class CredentialRenewal:
         self._renewed = renewed
         self._is_failing = False
         self._is_looking = self._looks_again = False
-        self._timer: Timer | None = None
+        self._timer: LoopTimer | None = None
         self.held = source.current()
 
     def open(self) -> None:
@@ -125,7 +125,7 @@ _BROKEN_SHOWN_MAX: Final = 100
 _SCANS_TO_PROVE_GONE: Final = 2
 
 
-class Outages:
+class OutageLog:
     """One warning when an operation begins to fail, one log line when it works again."""
 
     def __init__(self, log: EventLog, now: Callable[[], Instant]) -> None:
@@ -163,7 +163,7 @@ class ServiceCalls(ServiceRequests):
 
     def __init__(
         self,
-        world: World,
+        world: FleetServices,
         start_filter_of: Callable[[StreamKey], ShardFilter],
         *,
         loop: Loop,
@@ -184,7 +184,7 @@ class ServiceCalls(ServiceRequests):
         self._broke = broke
         self._table_gone = table_gone
         self._log = log
-        self.outages = Outages(log, loop.now)
+        self.outages = OutageLog(log, loop.now)
         self._is_unindexed_logged = False
         self._missing: set[StreamKey] = set()
         self._scans_without_table = 0  # since the last scan that succeeded
@@ -251,6 +251,8 @@ class ServiceCalls(ServiceRequests):
                 return LOOK_FOR_OFFERS, lambda: events.OffersFound(world.table.offered(rows_max))
             case commands.WriteRow():
                 raise AssertionError("a write is sent by `_send_write`")
+            case _:
+                assert_never(request)
 
     def _offers_failed(self, error: ServiceError, asked: Instant) -> None:
         """The next look is soon, and scans find offers as well [P17]."""
@@ -290,7 +292,7 @@ class ServiceCalls(ServiceRequests):
             self._log.note("offers_unindexed", code=error.code, error=str(error))
 
 
-def _scanned(world: World, *, consistent: bool) -> events.LeasesScanned:
+def _scanned(world: FleetServices, *, consistent: bool) -> events.LeasesScanned:
     leases: list[Lease] = []
     broken: list[str] = []
     reasons: dict[str, str] = {}
@@ -311,7 +313,7 @@ def _scanned(world: World, *, consistent: bool) -> events.LeasesScanned:
     )
 
 
-def _row(world: World, key: LeaseKey) -> events.RowRead | events.RowUnreadable:
+def _row(world: FleetServices, key: LeaseKey) -> events.RowRead | events.RowUnreadable:
     """A broken row is an answer; the core decides about it."""
     try:
         return events.RowRead(key, world.table.read(key))
@@ -321,7 +323,7 @@ def _row(world: World, key: LeaseKey) -> events.RowRead | events.RowUnreadable:
         return events.RowUnreadable(key, str(error))
 
 
-def _kcl3_mode(world: World) -> events.Kcl3ModeRead | events.Kcl3ModeUnreadable:
+def _kcl3_mode(world: FleetServices) -> events.Kcl3ModeRead | events.Kcl3ModeUnreadable:
     """A refusal is an answer: most policies written by users do not grant it."""
     assert world.coordinator is not None, "the core reads a mode that has no reader"
     try:
@@ -330,7 +332,9 @@ def _kcl3_mode(world: World) -> events.Kcl3ModeRead | events.Kcl3ModeUnreadable:
         return events.Kcl3ModeUnreadable(str(error))
 
 
-def _listed(world: World, stream: StreamKey, start: ShardFilter | None) -> events.ShardsListed:
+def _listed(
+    world: FleetServices, stream: StreamKey, start: ShardFilter | None
+) -> events.ShardsListed:
     admin = world.streams[stream].admin
     shards = qualified_shards(stream, admin.list_shards())
     at_start = qualified_shards(stream, admin.list_shards(start)) if start is not None else None
@@ -356,11 +360,11 @@ class Prefetching:
 
     def __init__(
         self,
-        place: StatePlace | None,
+        place: StateDestination | None,
         *,
         application: str,
         owner: OwnerId,
-        world: World,
+        world: FleetServices,
         credentials: Callable[[], WireCredentials],
         loop: Loop,
         log: EventLog,
@@ -395,7 +399,11 @@ class Prefetching:
         return True
 
     def _run(
-        self, place: StatePlace, key: LeaseKey, keys: WireCredentials, send: Callable[[], None]
+        self,
+        place: StateDestination,
+        key: LeaseKey,
+        keys: WireCredentials,
+        send: Callable[[], None],
     ) -> None:
         try:
             job = self._job(place, key, keys)
@@ -406,7 +414,9 @@ class Prefetching:
         finally:
             self._loop.post(send)
 
-    def _job(self, place: StatePlace, key: LeaseKey, keys: WireCredentials) -> PrefetchJob | None:
+    def _job(
+        self, place: StateDestination, key: LeaseKey, keys: WireCredentials
+    ) -> PrefetchJob | None:
         """Raises: a ServiceError leaf."""
         row = self._world.table.read(key)
         source = self._world.streams.get(stream_of(key))

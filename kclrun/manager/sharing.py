@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from kclrun.errors import MalformedFrame
-from kclrun.ipc.channel import Channel, NotSent, Quiet
+from kclrun.ipc.channel import Channel, NoMessage, NotSent
 from kclrun.ipc.exit_codes import LOST, REPLACED
 from kclrun.ipc.messages import Admit, Left, ToWorker, channel_to_worker
 from kclrun.lifecycle.stall import STALL_PATIENCE_S
@@ -71,7 +71,7 @@ class SharedProcess:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
 
-class _Window(msgspec.Struct):
+class _BusyWindow(msgspec.Struct):
     """How long user code of a lease had run at the beginning of a window of time."""
 
     began_instant: Instant
@@ -115,7 +115,7 @@ class SharedProcesses:
         self._processes: dict[int, SharedProcess] = {}
         self._numbers = itertools.count(-1, -1)
         self._of: dict[int, SharedProcess] = {}
-        self._windows: dict[int, _Window] = {}
+        self._windows: dict[int, _BusyWindow] = {}
         self._too_busy: set[int] = set()
         if per_process > 1:
             loop.after(_LOOK_EVERY_S, self._look)
@@ -198,7 +198,7 @@ class SharedProcesses:
             self._loop.unwatch(child.channel.fileno())
             child.send_signal(signal.SIGKILL)
             return
-        if isinstance(got, Quiet):
+        if isinstance(got, NoMessage):
             return
         self._loop.unwatch(child.channel.fileno())
         if not isinstance(got, Left):
@@ -287,11 +287,11 @@ class SharedProcesses:
             return 0.0
         since = status.processing_since_instant
         busy_s = status.processing_s_total + (now - since if since else 0.0)
-        window = self._windows.setdefault(child.incarnation, _Window(now, busy_s))
+        window = self._windows.setdefault(child.incarnation, _BusyWindow(now, busy_s))
         passed_s = now - window.began_instant
         if passed_s < _WINDOW_S:
             return 0.0
-        self._windows[child.incarnation] = _Window(now, busy_s)
+        self._windows[child.incarnation] = _BusyWindow(now, busy_s)
         return max(0.0, busy_s - window.busy_s) / passed_s
 
     def neighbours(self, child: Child) -> Iterator[Child]:

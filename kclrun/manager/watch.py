@@ -31,7 +31,7 @@ _LOOKS_PER_TRAFFIC: Final = 10
 _LOOK_EVERY_S: Final = 0.5
 
 
-class Watch:
+class ManagerTimer:
     """The one timer of a manager: its checks, and the samples for the live table and the metrics.
 
     `readers` get the samples; each is named with the seconds between two of its samples.

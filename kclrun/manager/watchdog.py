@@ -28,7 +28,7 @@ _GIL: Final = "one of its threads holds the GIL, in a call into C"
 
 
 @dataclass
-class _Story:
+class _NotedStall:
     """One stall, from its detection to the exit of the process."""
 
     stall: Stall
@@ -55,7 +55,7 @@ class Watchdog:
         self._log = log
         self._failover_s = failover_s
         self._watch = StallWatch(stall_s)
-        self._stories: dict[int, _Story] = {}
+        self._stories: dict[int, _NotedStall] = {}
 
     def look(self, living: Iterable[Child], now: Instant) -> None:
         """Check all living processes by their status slots."""
@@ -80,7 +80,7 @@ class Watchdog:
         if stall is None:
             return
         words = f"{stall.what}: {_state_of_the_silent(child)}" if stall.is_silent else stall.what
-        self._stories[child.incarnation] = _Story(stall, words, now)
+        self._stories[child.incarnation] = _NotedStall(stall, words, now)
         stalled = f"{words}, for {now - stall.since:.0f} s"
         self._processes.end_stalled(child, stalled, Instant(now + STALL_PATIENCE_S))
 
@@ -93,7 +93,7 @@ class Watchdog:
             story.is_logged = True
             self._log_stall(child, story, "not even KILL ends it: look at its host")
 
-    def _log_stall(self, child: Child, story: _Story, end: str) -> None:
+    def _log_stall(self, child: Child, story: _NotedStall, end: str) -> None:
         signals = ", ".join(signal.Signals(number).name for number in child.forced)
         asked = "asked for its stacks (on stderr) and to leave"
         status = child.last_status

@@ -69,7 +69,7 @@ class InstanceServices:
 
 
 @dataclass(frozen=True)
-class World:
+class FleetServices:
     """The services of one application, as reached from this host.
 
     `streams` has one entry: that of ONLY_STREAM. With several streams it has one entry for each.

@@ -295,7 +295,7 @@ def _by_record(names: Iterable[str]) -> Iterator[list[str]]:
         yield sorted(of_record.pop(key))
 
 
-class LetterPlace(msgspec.Struct, frozen=True, kw_only=True):
+class LetterDestination(msgspec.Struct, frozen=True, kw_only=True):
     """Where an application's dead letters are: a folder, `s3://bucket/prefix`, an SQS queue or a
     stream. `s3` beside a queue or a stream takes letters that are too large for it. The URLs are
     those of the services, if they are not AWS's own."""

@@ -242,7 +242,7 @@ def roll_begin(name: str) -> Cursor | None:
     return begin if roll_name(begin) == name else None
 
 
-class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
+class OutputDestination(msgspec.Struct, frozen=True, kw_only=True):
     """One output of the settings, resolved: a lease process opens its destination from this.
 
     Exactly one of `path`, `s3`, `sql`, `dynamodb`, `kinesis`, `sqs`, `sns` and `firehose` is set.
@@ -286,7 +286,7 @@ class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Without the addresses: that of a database may have a password in it."""
-        return f"OutputPlace({self.name!r})"
+        return f"OutputDestination({self.name!r})"
 
     def __rich_repr__(self) -> list[tuple[str, str]]:
         """The fields for a pretty-printer."""

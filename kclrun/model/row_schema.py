@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, assert_never
 
 import msgspec
 
@@ -195,6 +195,8 @@ def _check_of(kind: DataType) -> Check:
             return _map_check(kind, _check_of(key), _check_of(value))
         case StructType(columns):
             return _struct_check(columns)
+        case _:
+            assert_never(kind)
 
 
 def _string(value: Any) -> str:
@@ -375,11 +377,11 @@ def _map_check(kind: MapType, check_key: Check, check_value: Check) -> Check:
         where = "[a key]"  # keys are values: not shown
         try:
             checked = {}
-            for key, each in value.items():
+            for key, entry in value.items():
                 where = "[a key]"
                 checked_key = check_key(key)
                 where = "[a value]"
-                checked[checked_key] = None if each is None else check_value(each)
+                checked[checked_key] = None if entry is None else check_value(entry)
         except _Misfit as misfit:
             raise misfit.within(where) from None
         return checked
@@ -410,7 +412,7 @@ def _struct_check(columns: Iterable[Column]) -> Callable[[object], dict[str, Any
         )
         for column in columns
     )
-    names = frozenset(each.name for each in columns)
+    names = frozenset(column.name for column in columns)
 
     def check_struct(value: object) -> dict[str, Any]:
         try:
@@ -423,15 +425,15 @@ def _struct_check(columns: Iterable[Column]) -> Callable[[object], dict[str, Any
             raise _Misfit("is not in the schema", f".{_shown(unknown)}")
         checked = {}
         for name, as_it_is, limit, check, nullable in plan:
-            each: Any = row.get(name)
-            kind = type(each)
+            cell: Any = row.get(name)
+            kind = type(cell)
             if kind is as_it_is and (
-                each.isascii() if kind is str else kind is not int or -limit <= each < limit
+                cell.isascii() if kind is str else kind is not int or -limit <= cell < limit
             ):
-                checked[name] = each
-            elif each is not None:
+                checked[name] = cell
+            elif cell is not None:
                 try:
-                    checked[name] = check(each)
+                    checked[name] = check(cell)
                 except _Misfit as misfit:
                     raise misfit.within(f".{_shown(name)}") from None
             elif nullable:
@@ -597,7 +599,7 @@ class _Parser:
 
     def _unexpected(self, expected: str) -> ValueError:
         group, token = self._tokens[self._at]
-        before = " ".join(each for _, each in self._tokens[max(0, self._at - 3) : self._at])
+        before = " ".join(word for _, word in self._tokens[max(0, self._at - 3) : self._at])
         found = "the end" if group == "end" else repr(token[:20])
         after = f" after {before!r}" if before else ""
         return ValueError(f"expected {expected}{after}, got {found}")

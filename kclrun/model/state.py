@@ -39,7 +39,7 @@ class Watermarks(msgspec.Struct, frozen=True):
     idle_s: float | None = None
 
 
-class StatePlace(msgspec.Struct, frozen=True, kw_only=True):
+class StateDestination(msgspec.Struct, frozen=True, kw_only=True):
     """The store of the versions: exactly one of `path`, `s3` and `dynamodb` is set.
 
     `s3` is an URL `s3://bucket/prefix`, `dynamodb` the name of a table. Above `max_bytes` of keys,
@@ -68,7 +68,7 @@ class PrefetchJob(msgspec.Struct, frozen=True, kw_only=True):
     """The version of a shard that the row names now, and where it is: `folder` is that of the
     application's stream below the place."""
 
-    place: StatePlace
+    place: StateDestination
     folder: str
     shard_id: str
     checkpoint: ExtendedSequenceNumber

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -30,7 +30,7 @@ class Ends(Enum):
     WITH_ITS_DELETION = "with its deletion"
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class StatusTrouble(msgspec.Struct, frozen=True):
     """Why a resource cannot be used now, and what to do."""
 
     meaning: str
@@ -42,9 +42,9 @@ class Statuses(msgspec.Struct, frozen=True):
     """The statuses of one kind of resource. Those in `usable` have a remark, or an empty text."""
 
     usable: Mapping[str, str]
-    troubles: Mapping[str, Trouble]
+    troubles: Mapping[str, StatusTrouble]
 
-    def trouble(self, status: str) -> Trouble | None:
+    def trouble(self, status: str) -> StatusTrouble | None:
         """Why a resource of this status cannot be used; None if it can."""
         if status in self.usable:
             return None
@@ -56,9 +56,9 @@ class Statuses(msgspec.Struct, frozen=True):
 
 
 _WAIT: Final = "Wait until it is ACTIVE, and try again"
-_NEW: Final = Trouble("", _WAIT)
-_MADE: Final = Trouble("it is being made", _WAIT)
-_DELETED: Final = Trouble(
+_NEW: Final = StatusTrouble("", _WAIT)
+_MADE: Final = StatusTrouble("it is being made", _WAIT)
+_DELETED: Final = StatusTrouble(
     "it is being deleted", "Name another one, or make it again", Ends.WITH_ITS_DELETION
 )
 
@@ -71,14 +71,18 @@ _SWITCHED_OFF: Final = (
 # ENABLED is ACTIVE to those that read either kind (`ports.StreamSummary`).
 CHANGE_STREAM: Final = Statuses(
     {"ACTIVE": "", "ENABLED": "", "DISABLING": _SWITCHED_OFF, "DISABLED": _SWITCHED_OFF},
-    {"ENABLING": Trouble("it is being switched on", "Wait until it is ENABLED, and try again")},
+    {
+        "ENABLING": StatusTrouble(
+            "it is being switched on", "Wait until it is ENABLED, and try again"
+        )
+    },
 )
 # ConsumerStatus of DescribeStreamConsumer.
 CONSUMER: Final = Statuses(
     {"ACTIVE": ""},
     {
-        "CREATING": Trouble("it is being made", "Subscriptions begin when it is ACTIVE"),
-        "DELETING": Trouble(
+        "CREATING": StatusTrouble("it is being made", "Subscriptions begin when it is ACTIVE"),
+        "DELETING": StatusTrouble(
             "it is being deleted", "When it is gone, the next start registers it again"
         ),
     },
@@ -89,23 +93,23 @@ TABLE: Final = Statuses(
     {
         "CREATING": _MADE,
         "DELETING": _DELETED,
-        "INACCESSIBLE_ENCRYPTION_CREDENTIALS": Trouble(
+        "INACCESSIBLE_ENCRYPTION_CREDENTIALS": StatusTrouble(
             "DynamoDB cannot use the KMS key that encrypts it",
             "Enable the key again, or give DynamoDB its grant back:"
             " it archives the table in a week",
             Ends.BY_A_PERSON,
         ),
-        "ARCHIVING": Trouble(
+        "ARCHIVING": StatusTrouble(
             "its KMS key could not be used for seven days, and DynamoDB puts it into a backup",
             "Restore it from that backup under another name when it is done, and name that one",
             Ends.BY_A_PERSON,
         ),
-        "ARCHIVED": Trouble(
+        "ARCHIVED": StatusTrouble(
             "its KMS key could not be used for seven days, and DynamoDB has put it into a backup",
             "Restore it from that backup under another name, and name that one",
             Ends.BY_A_PERSON,
         ),
-        "REPLICATION_NOT_AUTHORIZED": Trouble(
+        "REPLICATION_NOT_AUTHORIZED": StatusTrouble(
             "DynamoDB may not replicate it",
             "Allow the replication of the global table in its resource policy",
             Ends.BY_A_PERSON,
@@ -120,10 +124,10 @@ DELIVERY_STREAM: Final = Statuses(
     {
         "CREATING": _MADE,
         "DELETING": _DELETED,
-        "CREATING_FAILED": Trouble(
+        "CREATING_FAILED": StatusTrouble(
             "Firehose could not make it", "Delete it, and make it again", Ends.BY_A_PERSON
         ),
-        "DELETING_FAILED": Trouble(
+        "DELETING_FAILED": StatusTrouble(
             "Firehose could not delete it, and it takes no records",
             "Delete it again, or name another one",
             Ends.BY_A_PERSON,
@@ -175,3 +179,5 @@ def require(statuses: Statuses, what: str, status: str) -> None:
             raise errors.InvalidRequest(message, code=status)
         case Ends.BY_ITSELF:
             raise errors.Unavailable(message, code=status)
+        case _:
+            assert_never(trouble.ends)

@@ -189,7 +189,7 @@ def stream_name_of(stream: StreamKey) -> str:
     return stream.split(":")[1] if stream else ""
 
 
-def called(key: str) -> str:
+def display_name(key: str) -> str:
     """A lease key in short for people: `orders:shardId-…` among several streams, else the shard."""
     parts = _QUALIFIED.fullmatch(key)
     return key if parts is None else f"{parts['name']}:{parts['shard']}"
@@ -209,7 +209,7 @@ def short_name(key: str) -> str:
 
     The zeros of an id are the same on every line. A text that is not a shard id stays as it is.
     """
-    stream, colon, shard_id = called(key).rpartition(":")
+    stream, colon, shard_id = display_name(key).rpartition(":")
     number = shard_id.removeprefix(_SHARD_ID)
     is_id = shard_id.startswith(_SHARD_ID) and number.isascii() and number.isdecimal()
     return f"{stream}{colon}{(number.lstrip('0') or '0') if is_id else shard_id}"

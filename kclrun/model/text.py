@@ -51,7 +51,7 @@ def escaped_in_json(encoded: str) -> str:
     return _BUT_LINES.sub(lambda match: json.dumps(match[0])[1:-1], encoded)
 
 
-def harmless(text: str) -> str:
+def sanitize(text: str) -> str:
     """Several lines, without characters that move a cursor, hide text or forge a line."""
     return _BUT_LINES.sub("�", text)
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey, Owner, OwnerId, Pause, Scope
-from kclrun.model.stream import StreamKey, called, stream_of
-from kclrun.model.text import harmless
+from kclrun.model.stream import StreamKey, display_name, stream_of
+from kclrun.model.text import sanitize
 from kclrun.model.time import WallTime
 from kclrun.operating.summaries import shortened
 from kclrun.protocol.writes import Ask, ChangePause, ResumeLease
@@ -65,7 +65,7 @@ def plan_move(lease: Lease, target: OwnerId | None, now: WallTime) -> Plan:
     """Ask the owner to give the lease away: to `target`, or to its first taker."""
     ask = plan_ask(lease, target, now)
     if isinstance(ask, CannotAsk):
-        return Plan(lease.key, harmless(f"{lease.key}: {ask.why}"))
+        return Plan(lease.key, sanitize(f"{lease.key}: {ask.why}"))
     position = shortened(str(lease.checkpoint))
     words = (
         f"{lease.key}: {ask.asked} has it, at {position}\n"
@@ -79,7 +79,7 @@ def plan_resume(lease: Lease) -> Plan:
     """Let a halted lease go on: its failed batch is given to the processor again."""
     if lease.halt is None:
         return Plan(lease.key, f"{lease.key}: is not halted")
-    reason = harmless(lease.halt.reason).partition("\n")[0]
+    reason = sanitize(lease.halt.reason).partition("\n")[0]
     position = shortened(str(lease.checkpoint))
     words = f"{lease.key}: goes on after {position}; it was halted because: {reason}"
     change = ResumeLease(lease.key, lease.may_forget_outputs)
@@ -135,7 +135,7 @@ def _pausing(lease: Lease) -> str:
         return f"stands at {position}; its next owner keeps it and does not read it"
     if Owner.parse(lease.owner) is None:
         return (
-            f"{harmless(lease.owner)} is not a kclrun manager and READS ON; it is paused once a"
+            f"{sanitize(lease.owner)} is not a kclrun manager and READS ON; it is paused once a"
             " kclrun manager takes it"
         )
     return f"{lease.owner} finishes its batch, checkpoints, keeps it and reads no more"
@@ -182,7 +182,7 @@ def _unpaused(lease: Lease, pause: Pause, now: WallTime, stays: str) -> Plan:
 def _halted(lease: Lease) -> str:
     if lease.halt is None:
         return ""
-    return f"; it stays halted: kclrun resume {called(lease.key)} ends that"
+    return f"; it stays halted: kclrun resume {display_name(lease.key)} ends that"
 
 
 def _in_order(leases: Iterable[Lease], reach: Reach) -> Sequence[Lease]:

@@ -23,8 +23,8 @@ from kclrun.model.sequence import (
     ExtendedSequenceNumber,
 )
 from kclrun.model.shard import Shard
-from kclrun.model.stream import called
-from kclrun.model.text import harmless
+from kclrun.model.stream import display_name
+from kclrun.model.text import sanitize
 from kclrun.model.time import WALL_TIME_MAX, WallTime
 from kclrun.operating.reset import ResetPlan, ResetStart, begun_descendant, plan_of
 from kclrun.operating.summaries import waiting_for
@@ -69,13 +69,13 @@ def parse_kept(text: bytes, name: str) -> KeptPositions:
         lines = msgspec.json.decode(text, type=list[_Line])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SettingsError(
-            f"{name} is not what  kclrun leases --json  prints: {harmless(str(error))}"
+            f"{name} is not what  kclrun leases --json  prints: {sanitize(str(error))}"
         ) from None
     kept: dict[LeaseKey, Kept] = {}
     for line in lines:
         key = LeaseKey(line.shard)
         if key in kept:
-            raise SettingsError(f"{name}: {harmless(called(key))} is there twice")
+            raise SettingsError(f"{name}: {sanitize(display_name(key))} is there twice")
         kept[key] = _kept(line, name)
     if not kept:
         raise SettingsError(f"{name} has no position")
@@ -84,7 +84,7 @@ def parse_kept(text: bytes, name: str) -> KeptPositions:
 
 def _kept(line: _Line, name: str) -> Kept:
     text, at = line.checkpoint, line.starts_at
-    where = f"{name}: {harmless(called(line.shard))}"
+    where = f"{name}: {sanitize(display_name(line.shard))}"
     if at is not None and not 0 <= at < WALL_TIME_MAX:
         raise SettingsError(f"{where}: `starts_at` is not a time, in seconds since 1970")
     if text == LATEST.sequence_number:
@@ -103,7 +103,7 @@ def _kept(line: _Line, name: str) -> Kept:
         # A tick counts timers, which a reset lets fire again: the position is that of the record.
         return Kept(Cursor.parse(text).position)
     except LimitExceeded:
-        raise SettingsError(f"{where}: {harmless(text[:40])!r} is not a checkpoint") from None
+        raise SettingsError(f"{where}: {sanitize(text[:40])!r} is not a checkpoint") from None
 
 
 def plan_positions(
@@ -159,24 +159,25 @@ def plan_kept_shards(
     for key in sorted(keys):
         each = kept.get(key)
         if each is None:
-            raise TableRefused(f"the kept positions do not have {called(key)}")
+            raise TableRefused(f"the kept positions do not have {display_name(key)}")
         if each.is_ended:
             raise TableRefused(
-                f"{called(key)} had ended when its position was kept: its children go on from it"
+                f"{display_name(key)} had ended when its position was kept: its children go on"
+                " from it"
             )
         _refuse_position(key, each, listing)
         waiting = waiting_for(known[key], known)
         if each.has_begun and waiting:
             raise TableRefused(
-                f"{called(key)} had begun, and its parent {called(waiting[0])} has not ended: its"
-                " records would come before those of its parent"
+                f"{display_name(key)} had begun, and its parent {display_name(waiting[0])} has not"
+                " ended: its records would come before those of its parent"
             )
         begun = begun_descendant(known[key], rows, listing, keys)
         if begun is not None:
             raise TableRefused(
-                f"{called(begun)} descends from {called(key)} and has begun: the records of the"
-                " parent would come after those of its child\nReset the whole stream: leave"
-                " --shard out"
+                f"{display_name(begun)} descends from {display_name(key)} and has begun: the"
+                " records of the parent would come after those of its child\nReset the whole"
+                " stream: leave --shard out"
             )
         leases.append(_lease(key, each, listing))
     return plan_of(rows, leases, (), start)
@@ -195,14 +196,14 @@ def _refuse_position(key: LeaseKey, each: Kept, listing: Listing) -> None:
     shard = listing.graph.get(key)
     if shard is None:
         raise TableRefused(
-            f"{called(key)} is not listed any more, so its records after the kept position have"
-            " expired, or the positions are of another stream\nTo read what is left:"
+            f"{display_name(key)} is not listed any more, so its records after the kept position"
+            " have expired, or the positions are of another stream\nTo read what is left:"
             "  kclrun reset --to TRIM_HORIZON"
         )
     if not each.position.is_sentinel and not _has_number(shard, each.position):
         raise TableRefused(
-            f"{called(key)} never had a record {each.position}: the position is of another stream,"
-            " or of one that was deleted and created again"
+            f"{display_name(key)} never had a record {each.position}: the position is of another"
+            " stream, or of one that was deleted and created again"
         )
 
 
@@ -236,8 +237,8 @@ def _refuse_moments(
         if each is not None and each.has_begun:
             waiting = min(one for one in targets if key in _descendants([one], listing))
             raise TableRefused(
-                f"{called(key)} had begun at the kept positions, and {called(waiting)}, of which it"
-                " comes, had not ended: they are not of one moment"
+                f"{display_name(key)} had begun at the kept positions, and {display_name(waiting)},"
+                " of which it comes, had not ended: they are not of one moment"
             )
 
 
@@ -249,7 +250,7 @@ def _refuse_gaps(
     for shard in listing.graph.open_shards():
         if shard.shard_id not in targets and shard.shard_id not in later:
             raise TableRefused(
-                f"the kept positions lead to no lease of {called(shard.shard_id)}: they have"
+                f"the kept positions lead to no lease of {display_name(shard.shard_id)}: they have"
                 " neither that shard nor an unended one that it comes of, so they are not complete"
             )
     for key in sorted(later):
@@ -257,8 +258,8 @@ def _refuse_gaps(
             one = LeaseKey(parent)
             if one not in targets and one not in later and one not in kept and key not in targets:
                 raise TableRefused(
-                    f"the kept positions do not say how far {called(one)} was read, and"
-                    f" {called(key)} comes of it: they are not complete"
+                    f"the kept positions do not say how far {display_name(one)} was read, and"
+                    f" {display_name(key)} comes of it: they are not complete"
                 )
 
 

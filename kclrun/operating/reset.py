@@ -15,7 +15,7 @@ from kclrun.leases.shard_sync import Listing, child_lease, sync_empty_table
 from kclrun.model.lease import OFFERED, OWNER_PREFIX, Halt, Lease, LeaseKey, highest_generation
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, ExtendedSequenceNumber
 from kclrun.model.shard import Shard
-from kclrun.model.stream import called
+from kclrun.model.stream import display_name
 from kclrun.model.time import WallTime
 from kclrun.protocol import writes
 
@@ -100,13 +100,15 @@ def plan_shards(
     leases = []
     for key in sorted(keys):
         if key not in listing:
-            raise TableRefused(f"{called(key)} is not listed any more: its records have expired")
+            raise TableRefused(
+                f"{display_name(key)} is not listed any more: its records have expired"
+            )
         begun = begun_descendant(known[key], rows, listing, keys)
         if begun is not None:
             raise TableRefused(
-                f"{called(begun)} descends from {called(key)} and has begun: the records of the"
-                " parent would come after those of its child\nTo read both again, reset the whole"
-                " stream: leave --shard out"
+                f"{display_name(begun)} descends from {display_name(key)} and has begun: the"
+                " records of the parent would come after those of its child\nTo read both again,"
+                " reset the whole stream: leave --shard out"
             )
         row = known[key]
         leases.append(child_lease(key, row.parents, listing.graph[key].hash_range))

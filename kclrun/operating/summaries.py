@@ -214,7 +214,7 @@ def soonest(lines: Sequence[LagSummary]) -> LagSummary | None:
     return min(known, key=lambda line: line.loss_in_s or 0.0, default=None)
 
 
-def spelled(seconds: float | None) -> str:
+def duration_text(seconds: float | None) -> str:
     """In two units at most: `0.4s`, `12s`, `4m 10s`, `1h 3m`, `2d 4h`; `?` if unknown."""
     if seconds is None:
         return "?"

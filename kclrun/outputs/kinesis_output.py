@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from kclrun.errors import LimitExceeded, ServiceError, SinkError
-from kclrun.model.output import Cursor, OutputPlace, RowsOf
+from kclrun.model.output import Cursor, OutputDestination, RowsOf
 from kclrun.model.record import PutEntry
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.outputs.message_output import RowEncoder, naming
@@ -31,7 +31,7 @@ class KinesisOutput:
     stores_cursor = False
 
     def __init__(
-        self, place: OutputPlace, of: RowsOf, putter: RecordPutter, admin: StreamAdmin
+        self, place: OutputDestination, of: RowsOf, putter: RecordPutter, admin: StreamAdmin
     ) -> None:
         self._where = f"the stream {place.kinesis}"
         self._encoder = RowEncoder(place)

@@ -19,7 +19,7 @@ import msgspec
 
 from kclrun import errors
 from kclrun.codec.row_lines import encode_row
-from kclrun.model.output import Cursor, Message, MessageLimits, OutputPlace, RowsOf
+from kclrun.model.output import Cursor, Message, MessageLimits, OutputDestination, RowsOf
 from kclrun.model.retries import PASSING_OF_WRITES
 from kclrun.model.time import backoff_s
 from kclrun.ports import MessageSender
@@ -46,7 +46,7 @@ _Outcome = Sequence[str | None] | errors.ServiceError
 class RowEncoder:
     """Rows of one output as JSON, and the text of the column that orders them."""
 
-    def __init__(self, place: OutputPlace) -> None:
+    def __init__(self, place: OutputDestination) -> None:
         self._column = place.key[0] if place.key else None
 
     def __call__(self, row: Row) -> tuple[bytes, str | None]:
@@ -88,7 +88,7 @@ class MessageOutput:
 
     def __init__(
         self,
-        place: OutputPlace,
+        place: OutputDestination,
         of: RowsOf,
         sender: MessageSender,
         *,
@@ -332,7 +332,7 @@ class _Waiting:
                 del self._groups[message.group]
 
 
-def _origin(place: OutputPlace, of: RowsOf) -> str:
+def _origin(place: OutputDestination, of: RowsOf) -> str:
     """The origin of the rows [K4], without the token: the next owner sends the same rows again."""
     parts = (of.application, of.stream, repr(of.stream_created_at), of.shard_id)
     # A commit of the shard may begin at the position of a letter, and its first row be the same.

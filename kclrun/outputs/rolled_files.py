@@ -18,7 +18,7 @@ from kclrun.errors import LimitExceeded, SettingsError, SinkError
 from kclrun.model.output import (
     ROLL_VERSION,
     Cursor,
-    OutputPlace,
+    OutputDestination,
     RollRecord,
     RowsOf,
     roll_begin,
@@ -49,7 +49,7 @@ _PARTS: Final = {
 _NAMES_OF_FOLDER: Final = 5
 
 
-def open_rolled_files(place: OutputPlace, of: RowsOf) -> RolledOutput:
+def open_rolled_files(place: OutputDestination, of: RowsOf) -> RolledOutput:
     """The rolls of this shard in the folder `place.path`; makes nothing. Raises: SettingsError, as
     `row_format`."""
     assert place.path is not None, "the settings name a folder"

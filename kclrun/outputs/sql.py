@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from kclrun import errors
-from kclrun.model.output import Cursor, OutputPlace, RowsOf, setting_of
+from kclrun.model.output import Cursor, OutputDestination, RowsOf, setting_of
 from kclrun.model.row_schema import RowSchema
 from kclrun.outputs import sql_refusals, sql_tables
 from kclrun.ports import Output
@@ -64,7 +64,9 @@ class SqlOutput:
 
     stores_cursor: bool = True
 
-    def __init__(self, place: OutputPlace, of: RowsOf, *, cursors: str = "kclrun_cursors") -> None:
+    def __init__(
+        self, place: OutputDestination, of: RowsOf, *, cursors: str = "kclrun_cursors"
+    ) -> None:
         self._place = place
         self._of = of
         self._engine = sql_tables.open_engine(place)

@@ -21,7 +21,7 @@ from sqlalchemy import exc
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from kclrun.errors import RowMismatch, SettingsError
-from kclrun.model.output import OutputPlace, setting_of
+from kclrun.model.output import OutputDestination, setting_of
 from kclrun.model.row_schema import Column, DataType, DecimalType, RowSchema, SimpleType
 from kclrun.outputs.sql_refusals import constraint_of, types_of
 from kclrun.outputs.sql_types import How, Misfit, how_of
@@ -45,7 +45,7 @@ _TRANSACTIONAL: Final[dict[str, Any]] = {f"{each}_engine": "InnoDB" for each in 
 Encoded = tuple["Shape", tuple[Any, ...], int]
 
 
-def open_engine(place: OutputPlace) -> sa.Engine:
+def open_engine(place: OutputDestination) -> sa.Engine:
     """An engine of one connection, opened at its first use. Raises: SettingsError."""
     setting = f"{setting_of(place.name)}.sql"
     try:
@@ -166,7 +166,7 @@ class Target:
 
     def __init__(
         self,
-        place: OutputPlace,
+        place: OutputDestination,
         dialect: str,
         columns: Sequence[_TableColumn],
         schema: RowSchema | None,
@@ -399,7 +399,7 @@ def _to_the_letter(value: Any) -> Any:
 
 
 def find_target(
-    connection: sa.Connection, place: OutputPlace, schema: RowSchema | None
+    connection: sa.Connection, place: OutputDestination, schema: RowSchema | None
 ) -> Target | None:
     """The table of the settings; None if it does not exist. Raises: SettingsError if rows of the
     schema do not fit it, or if an upsert's key is not unique."""
@@ -467,7 +467,7 @@ def _constraints(
     return found
 
 
-def create_target(connection: sa.Connection, place: OutputPlace, schema: RowSchema) -> None:
+def create_target(connection: sa.Connection, place: OutputDestination, schema: RowSchema) -> None:
     """Create the table from the schema; an upsert's key is its primary key."""
     *where, name = place.table.rsplit(".", 1)
     key = place.key if place.is_upsert else ()
@@ -513,7 +513,7 @@ def _made(kind: DataType, *, is_key: bool) -> Any:
 
 
 def _refuse_without_transactions(
-    connection: sa.Connection, place: OutputPlace, name: str, inside: str | None
+    connection: sa.Connection, place: OutputDestination, name: str, inside: str | None
 ) -> None:
     """Raises: SettingsError if the table's engine, such as MyISAM, keeps rows of a transaction that
     was rolled back."""
@@ -605,7 +605,7 @@ _FAMILIES: Final = (("byte", "short", "int", "long"), ("float", "double"))
 
 
 def _refuse_other_columns(
-    place: OutputPlace, columns: Sequence[_TableColumn], schema: RowSchema | None
+    place: OutputDestination, columns: Sequence[_TableColumn], schema: RowSchema | None
 ) -> None:
     """Raises: SettingsError if rows of the schema can never be rows of the table."""
     there = {each.name: each for each in columns}

@@ -18,7 +18,7 @@ import msgspec
 from kclrun.errors import KclrunError
 from kclrun.model.lease import Lease, LeaseKey, Owner, OwnerId, Scope
 from kclrun.model.retries import PASSING
-from kclrun.model.stream import StreamKey, called, stream_name_of, stream_of
+from kclrun.model.stream import StreamKey, display_name, stream_name_of, stream_of
 from kclrun.model.time import WallTime
 from kclrun.observe.endpoint import Query
 from kclrun.operating.changes import Plan, Reach, plan_move, plan_pause, plan_resume, plan_unpause
@@ -83,7 +83,7 @@ class Wish(msgspec.Struct, frozen=True):
         whole = "all dead letters" if self.do is Do.REDRIVE else "all shards"
         if self.stream:
             whole = f"stream {stream_name_of(StreamKey(self.stream))}"
-        return f"{as_title(self.do.value)}: {called(self.key) if self.key else whole}"
+        return f"{as_title(self.do.value)}: {display_name(self.key) if self.key else whole}"
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -348,7 +348,7 @@ def act(actions: Actions, wish: Wish, fields: Query) -> tuple[int, Html]:
     return 200, joined(
         element("h2", "Done"),
         [
-            element("p", f"{called(key)}: {_result(outcome)}", class_="words")
+            element("p", f"{display_name(key)}: {_result(outcome)}", class_="words")
             for key, outcome in outcomes.items()
         ],
         element("p", "Owners see it with their next renewal, within seconds."),

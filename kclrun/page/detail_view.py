@@ -13,7 +13,7 @@ from kclrun.model.stream import short_name
 from kclrun.model.time import WallTime
 from kclrun.observe.members import ErrorBody, LeaseDetail
 from kclrun.operating.story import Sentence
-from kclrun.operating.summaries import shortened, spelled
+from kclrun.operating.summaries import duration_text, shortened
 from kclrun.page import layout
 from kclrun.page.acting import letter_actions
 from kclrun.page.markup import Child, Html, element, joined, short
@@ -212,9 +212,9 @@ def _rates(detail: LeaseDetail, lease: Lease) -> Iterator[tuple[str, Child]]:
     yield "behind, by its reads", _milliseconds(detail.lag_ms)
     yield "oldest row not yet in the outputs", _milliseconds(detail.output_lag_ms)
     if detail.still_s is not None:
-        yield "without progress for", spelled(detail.still_s)
+        yield "without progress for", duration_text(detail.still_s)
     if detail.destination_away_s is not None:
-        yield "a destination has failed for", spelled(detail.destination_away_s)
+        yield "a destination has failed for", duration_text(detail.destination_away_s)
     counts = (
         ("retries", detail.retries_total),
         ("dead letters", detail.dead_letters_total),
@@ -225,7 +225,7 @@ def _rates(detail: LeaseDetail, lease: Lease) -> Iterator[tuple[str, Child]]:
 
 
 def _milliseconds(value: int | None) -> str:
-    return "-" if value is None else spelled(value / 1000)
+    return "-" if value is None else duration_text(value / 1000)
 
 
 def _traffic(detail: LeaseDetail) -> Html | None:

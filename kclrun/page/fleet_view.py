@@ -10,7 +10,13 @@ import msgspec
 
 from kclrun.model.lease import OFFERED, Halt, Lease, Owner
 from kclrun.operating.doctor.findings import Finding, Gravity, Kind
-from kclrun.operating.summaries import LagSummary, soonest, spelled, with_short_positions, worst
+from kclrun.operating.summaries import (
+    LagSummary,
+    duration_text,
+    soonest,
+    with_short_positions,
+    worst,
+)
 from kclrun.page.layout import facts, instant, shard_link, shard_links, state, table
 from kclrun.page.markup import Child, Html, element, joined, link, short
 from kclrun.page.snapshot import OVER, About, Row, Snapshot, is_idle, rows_of
@@ -70,11 +76,11 @@ def _figures(snapshot: Snapshot, rows: tuple[Row, ...]) -> Html:
         (states.get("owned", 0), "owned", "", "owned"),
         (states.get("ended", 0), "ended", "", "ended"),
     )
-    behind = "?" if furthest is None else spelled(furthest.behind_s)
+    behind = "?" if furthest is None else duration_text(furthest.behind_s)
     items = [
         _figure(len(rows) - states.get("ended", 0), "shards to read", "/shards"),
         _figure(behind, "at most behind", "/shards"),
-        _figure(spelled(first_lost.loss_in_s), "to the first loss", "/shards")
+        _figure(duration_text(first_lost.loss_in_s), "to the first loss", "/shards")
         if first_lost is not None
         else None,
         *(
@@ -133,12 +139,12 @@ def _waiting(row: Row) -> Iterator[str]:
     if lag is None or lag.behind_s is None:
         yield "How long its oldest record waits is not known."
     elif row.is_lag_least:
-        yield f"A record has waited for {spelled(lag.behind_s)}; older ones may wait, too."
+        yield f"A record has waited for {duration_text(lag.behind_s)}; older ones may wait, too."
     elif lag.oldest_at is None:
         yield "No record waited at the last reading of its lag."
     else:
-        yield f"Its oldest unread record has waited for {spelled(lag.behind_s)}"
-        yield "." if lag.loss_in_s is None else f", and is lost in {spelled(lag.loss_in_s)}."
+        yield f"Its oldest unread record has waited for {duration_text(lag.behind_s)}"
+        yield "." if lag.loss_in_s is None else f", and is lost in {duration_text(lag.loss_in_s)}."
 
 
 def findings_besides_halts(snapshot: Snapshot) -> tuple[Finding, ...] | None:
@@ -276,7 +282,7 @@ def _numbers(held: _Held) -> list[Html]:
         held.halted,
         "-" if held.kbps is None else f"{held.kbps:.1f}",
         "-" if held.cpu is None else f"{held.cpu:.3f}",
-        spelled(held.behind_s),
+        duration_text(held.behind_s),
     ]
     return [element("td", value, class_="n") for value in values]
 

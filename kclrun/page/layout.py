@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from kclrun.model.lease import Lease
-from kclrun.model.stream import called
+from kclrun.model.stream import display_name
 from kclrun.model.time import WallTime
-from kclrun.operating.summaries import on_one_line, spelled, with_short_positions
+from kclrun.operating.summaries import duration_text, on_one_line, with_short_positions
 from kclrun.page.lag_history import LEVELS, SAMPLES_MAX, measured_every_s
 from kclrun.page.markup import Child, Html, element, joined, link, short
 from kclrun.page.snapshot import OVER, About, Problem, Row, Snapshot
@@ -185,7 +185,7 @@ def _problem(problem: Problem) -> Html:
 
 
 def _ago(at: WallTime | None, now: WallTime, never: str) -> str:
-    return never if at is None else f"read {spelled(max(0.0, now - at))} ago"
+    return never if at is None else f"read {duration_text(max(0.0, now - at))} ago"
 
 
 def instant(at: WallTime | None) -> str:
@@ -260,13 +260,17 @@ def shard_links(keys: Sequence[str], *, in_short: bool = False) -> Html:
 
 
 def _shard_link(key: str, *, in_short: bool) -> Child:
-    name = _number_of(key) if in_short else short(called(key), 80)
+    name = _number_of(key) if in_short else short(display_name(key), 80)
     return link("/shard", name, {"key": key}) if len(key) <= _KEY_MAX else name
 
 
 def _number_of(key: str) -> str:
-    _, _, number = called(key).rpartition("shardId-")
-    return str(int(number)) if number.isascii() and number.isdecimal() else short(called(key), 30)
+    _, _, number = display_name(key).rpartition("shardId-")
+    return (
+        str(int(number))
+        if number.isascii() and number.isdecimal()
+        else short(display_name(key), 30)
+    )
 
 
 def one_line(text: str) -> str:
@@ -281,13 +285,13 @@ def lag_text(row: Row) -> str:
     if row.urgency == OVER:
         return "-"
     least = "≥ " if row.is_lag_least else ""
-    return f"{least}{spelled(row.lag.behind_s if row.lag is not None else None)}"
+    return f"{least}{duration_text(row.lag.behind_s if row.lag is not None else None)}"
 
 
 def loss_text(row: Row) -> str:
     """The time until its records are lost."""
     loss_in_s = row.lag.loss_in_s if row.lag is not None else None
-    return "-" if loss_in_s is None else spelled(loss_in_s)
+    return "-" if loss_in_s is None else duration_text(loss_in_s)
 
 
 def strip(levels: bytes | None, *, class_: str = "strip") -> Html:
@@ -335,7 +339,7 @@ def legend(about: About, shards: int) -> Html:
         )
         for level, name in enumerate(LEVELS)
     ]
-    span = spelled(SAMPLES_MAX * measured_every_s(about.refresh_s, shards))
+    span = duration_text(SAMPLES_MAX * measured_every_s(about.refresh_s, shards))
     return joined(
         element(
             "p",

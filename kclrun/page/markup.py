@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import urlencode
 
-from kclrun.model.text import harmless
+from kclrun.model.text import sanitize
 
 # A row of DynamoDB has 400 KB, which one text of it may fill; a traceback's end has 2,000.
 TEXT_MAX: Final = 4_000
@@ -107,4 +107,4 @@ def _escaped(text: str) -> str:
 # Most of a page's texts are there many times: classes, states, owners. 16 MB at most.
 @lru_cache(maxsize=4_096)
 def _safe(text: str) -> str:
-    return html.escape(harmless(text))
+    return html.escape(sanitize(text))

@@ -13,9 +13,9 @@ from typing import Final
 import msgspec
 
 from kclrun.model.lease import Lease
-from kclrun.model.text import harmless
+from kclrun.model.text import sanitize
 from kclrun.model.time import WallTime
-from kclrun.operating.summaries import shortened, spelled, with_short_positions
+from kclrun.operating.summaries import duration_text, shortened, with_short_positions
 from kclrun.page import layout
 from kclrun.page.markup import Child, Html, element, joined, short
 from kclrun.page.snapshot import About, OutputPlace, Row, Snapshot, rows_of
@@ -75,7 +75,7 @@ def verdict_of(
     unexplained = [row for row in late if not _names_other(row, snapshot, place, about, warned)]
     if unexplained:
         lag = unexplained[0].lag
-        behind = spelled(lag.behind_s if lag is not None else None)
+        behind = duration_text(lag.behind_s if lag is not None else None)
         why = (
             f"a checkpoint is {behind} behind: rows wait for an output, or the processor is slow;"
             " nothing that this page can read says which"
@@ -158,7 +158,7 @@ def _verdict(place: OutputPlace, verdict: Verdict) -> Html:
         element(
             "td",
             layout.state(verdict.word),
-            element("p", harmless(verdict.why), class_="words") if verdict.why else None,
+            element("p", sanitize(verdict.why), class_="words") if verdict.why else None,
             element("p", held, layout.shard_links(verdict.shards, in_short=True))
             if held is not None
             else None,

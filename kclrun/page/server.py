@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from kclrun.model.stream import called, is_loopback_host
+from kclrun.model.stream import display_name, is_loopback_host
 from kclrun.observe.endpoint import Answer, Feed, HttpEndpoint, Query, Route
 from kclrun.page.acting import PATH, Actions, act, fleet_actions, plan_body, plan_of, wish_of
 from kclrun.page.detail_view import Details, letters_body
@@ -141,7 +141,7 @@ def routes(
     def one_shard(query: Query) -> Answer:
         snapshot, key = look(), query.get("key", "")
         body = shard_body(about, snapshot, key, details=details)
-        status, title = 200, short(called(key), 80)
+        status, title = 200, short(display_name(key), 80)
         if body is None:
             status, title = 404, "No such shard"
             body = element("p", f"Neither the table nor the stream has a shard {short(key)}.")

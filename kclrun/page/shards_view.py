@@ -10,9 +10,9 @@ import msgspec
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, Owner
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard
-from kclrun.model.stream import called
+from kclrun.model.stream import display_name
 from kclrun.operating.finished import Finished
-from kclrun.operating.summaries import host_of, shortened, spelled
+from kclrun.operating.summaries import duration_text, host_of, shortened
 from kclrun.page import layout
 from kclrun.page.acting import kclrun_owners, letter_actions, shard_actions
 from kclrun.page.detail_view import Details, detail_body
@@ -372,7 +372,7 @@ def _owner(lease: Lease) -> Iterator[tuple[str, Child]]:
     yield "counter", f"{lease.counter} (grows with each write of an owner)"
     yield "owner switches", f"{lease.owner_switches} since the last checkpoint"
     if lease.failover_s is not None:
-        yield "failover", f"{spelled(lease.failover_s)}, as its owner published it"
+        yield "failover", f"{duration_text(lease.failover_s)}, as its owner published it"
     if lease.load is not None:
         cpu = f"{lease.load.cpu:.3f} of one core"
         yield "load", f"{lease.load.kbps:.1f} KiB/s, {cpu}: means over two minutes"
@@ -437,7 +437,7 @@ def _stream(snapshot: Snapshot, key: str) -> Html | None:
         element("h2", "The shard, as the stream lists it"),
         layout.facts(
             [
-                ("name", called(key)),
+                ("name", display_name(key)),
                 ("open", "yes" if shard.is_open else "no: Kinesis writes no more to it"),
                 ("first sequence number", _id(shard.starting_sequence_number)),
                 ("last sequence number", _id(numbers) if numbers is not None else None),

@@ -11,7 +11,7 @@ import msgspec
 from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.shard import Shard
-from kclrun.model.stream import called
+from kclrun.model.stream import display_name
 from kclrun.model.text import escaped
 from kclrun.model.time import Instant, WallTime
 from kclrun.operating.doctor.findings import Finding
@@ -57,7 +57,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
     def of_shard(self, command: str, key: str) -> str:
         """A command for one shard. A key is quoted, so that none becomes another command."""
-        return f"{command} {shlex.quote(escaped(called(key)))}"
+        return f"{command} {shlex.quote(escaped(display_name(key)))}"
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -158,7 +158,7 @@ def _of_lease(line: LeaseSummary, lease: Lease, snapshot: Snapshot) -> Row:
     else:
         urgency = WORKING
     notes = [
-        f"waits for {' and '.join(map(called, waits[:2]))}" if waits else "",
+        f"waits for {' and '.join(map(display_name, waits[:2]))}" if waits else "",
         "its owner is silent" if is_expired else "",
         line.halt_reason,
         line.note,

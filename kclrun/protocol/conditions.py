@@ -111,11 +111,13 @@ class Write(msgspec.Struct, frozen=True):
 
     def effects_of(self, change: Any) -> tuple[Effect, ...]:
         """The effects of one such write."""
-        parts = (
-            (each.effects if each.test(change) else ()) if isinstance(each, When) else (each,)
-            for each in self.effects
-        )
-        return tuple(effect for part in parts for effect in part)
+        effects: list[Effect] = []
+        for effect in self.effects:
+            if not isinstance(effect, When):
+                effects.append(effect)
+            elif effect.test(change):
+                effects += effect.effects
+        return tuple(effects)
 
     def refuse_mistake(self, change: Any) -> None:
         """Raises: InvariantViolation for a write that must never be sent."""

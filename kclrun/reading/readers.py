@@ -148,7 +148,7 @@ _FATAL: Final = (errors.AccessDenied, errors.InvalidRequest, errors.NotFound)
 _ANSWERS: Final = (errors.ExpiredIterator, errors.NotFound, errors.Throttled)
 
 
-class AllBegun(msgspec.Struct, frozen=True):
+class EveryShardBegan(msgspec.Struct, frozen=True):
     """Every shard of the start has its iterator: records put from now on will be shown."""
 
 
@@ -189,7 +189,7 @@ class Trouble(msgspec.Struct, frozen=True):
     text: str
 
 
-ReadEvent = AllBegun | Arrived | Ended | Passed | Expired | Trouble
+ReadEvent = EveryShardBegan | Arrived | Ended | Passed | Expired | Trouble
 
 
 class StreamReaders:
@@ -490,7 +490,7 @@ class StreamReaders:
             self._unbegun -= 1
             is_last = self._unbegun == 0
         if is_last:
-            self._publish(AllBegun())
+            self._publish(EveryShardBegan())
 
     def _note_success(self, pages: ShardPages) -> None:
         with self._changed:

@@ -39,9 +39,9 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.ports import StreamAdmin
 from kclrun.reading.ends import FOR_EVER, ReadingEnd
 from kclrun.reading.readers import (
-    AllBegun,
     Arrived,
     Ended,
+    EveryShardBegan,
     Expired,
     Passed,
     ReadEvent,
@@ -279,7 +279,7 @@ def _until_begun(events: Iterator[ReadEvent | None]) -> deque[ReadEvent]:
     """What came before every shard had its iterator: from then on, each new record is read."""
     early: deque[ReadEvent] = deque()
     for event in events:
-        if isinstance(event, AllBegun):
+        if isinstance(event, EveryShardBegan):
             break
         if event is not None:
             early.append(event)
@@ -306,7 +306,7 @@ def _records(
                 )
             case Expired(shard_id=shard_id, text=text):
                 raise DataLoss(f"{shard_id}: {text}")
-            case AllBegun() | Ended() | Passed() | Trouble() | None:
+            case EveryShardBegan() | Ended() | Passed() | Trouble() | None:
                 pass
             case _:
                 assert_never(event)

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from kclrun.errors import InvariantViolation
 from kclrun.lease import commands, events
-from kclrun.lease.policy import LifePolicy
+from kclrun.lease.policy import LeasePolicy
 from kclrun.lease.state_machine import LeaseStateMachine
 from kclrun.lease.states import WORKER_STATES
 from kclrun.leases import commands as manager_commands
@@ -105,10 +105,10 @@ class LeaseProcess:
         self._has_begun = self._is_orphan = False
         self._alarm = self.os.alarm(self.life.next_deadline, lambda: self.post(events.Ticked()))
 
-    def policy(self, host: HostOfProcess, start: manager_commands.StartProcess) -> LifePolicy:
+    def policy(self, host: HostOfProcess, start: manager_commands.StartProcess) -> LeasePolicy:
         """The settings of its core."""
         settings = host.world.settings
-        return LifePolicy(
+        return LeasePolicy(
             key=start.key,
             me=host.owner,
             seen_counter=start.counter,

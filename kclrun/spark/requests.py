@@ -28,9 +28,9 @@ from kclrun.aws.wire import WireClient
 from kclrun.codec.values import Decode
 from kclrun.destinations import open_claims, open_letters, open_registry
 from kclrun.model import statuses
-from kclrun.model.letter import LetterPlace
+from kclrun.model.letter import LetterDestination
 from kclrun.model.retries import PASSING, Retries, repeated
-from kclrun.model.state import StatePlace
+from kclrun.model.state import StateDestination
 from kclrun.model.stream import is_loopback
 from kclrun.model.table import of_another_region
 from kclrun.model.wire import WireEndpoint
@@ -177,7 +177,7 @@ class Connected:
         client = WireClient(endpoint, keys.current, service="dynamodb", reread=keys.reread)
         return DynamoLeaseTable(client, leases.table)
 
-    def letters(self, place: LetterPlace) -> LetterStore:
+    def letters(self, place: LetterDestination) -> LetterStore:
         """The dead letters at this place; sends nothing.
 
         With a stream in an emulator on this host, S3 and SQS are in that emulator, too.
@@ -189,7 +189,7 @@ class Connected:
             )
         return open_letters(place, self.endpoint, self._credentials.current)
 
-    def versions(self, place: StatePlace, folder: str) -> ClaimStore:
+    def versions(self, place: StateDestination, folder: str) -> ClaimStore:
         """The versions of keyed state below a folder of this place; made once, sends nothing.
 
         With a stream in an emulator on this host, S3 is in that emulator, too. Raises:

@@ -135,7 +135,7 @@ class Sampling:
         return [records[(number * count + first) // taken] for number in range(taken)]
 
 
-class _Window:
+class _TrafficWindow:
     """The records that were read in one window of time."""
 
     def __init__(self, began: Instant) -> None:
@@ -264,8 +264,8 @@ class KeyMeter:
         self._hash_range = hash_range
         self._window_s = window_s
         self._sampling = Sampling()
-        self._present = _Window(now)
-        self._former: _Window | None = None
+        self._present = _TrafficWindow(now)
+        self._former: _TrafficWindow | None = None
         self._reported = self._sampled_until = now
         self._behind_ms = 0
         # The records since the last sampled page, which the samples of the next one represent. How
@@ -339,9 +339,9 @@ class KeyMeter:
         # A process that stood still (a full queue, an outage) has not read the former window.
         is_next = passed_s < 2 * self._window_s
         self._former = self._present if is_next else None
-        self._present = _Window(now)
+        self._present = _TrafficWindow(now)
 
-    def _measured(self, windows: tuple[_Window, _Window], now: Instant) -> ShardHeat:
+    def _measured(self, windows: tuple[_TrafficWindow, _TrafficWindow], now: Instant) -> ShardHeat:
         covered_s = max(now - windows[0].began, 1e-3)
         size = sum(window.bytes for window in windows)
         records = sum(window.records for window in windows)
@@ -357,11 +357,13 @@ class KeyMeter:
         )
         return self._weighed(traffic, windows) if traffic.load >= LOAD_WEIGHED_MIN else traffic
 
-    def _weighed(self, traffic: ShardHeat, windows: tuple[_Window, _Window]) -> ShardHeat:
+    def _weighed(
+        self, traffic: ShardHeat, windows: tuple[_TrafficWindow, _TrafficWindow]
+    ) -> ShardHeat:
         """The report with the keys, if there are enough samples of them."""
         for window in windows:
             window.sketch()
-        keys = _Weighed.of([window.keys for window in windows])
+        keys = _KeyWeights.of([window.keys for window in windows])
         squares = sum(window.squares for window in windows)
         error = math.sqrt(squares) / keys.total + 1 / COUNTERS_MAX if keys.total else 1.0
         if error > ERROR_MAX:
@@ -379,7 +381,9 @@ class KeyMeter:
             split_share=heavier,
         )
 
-    def _arrived_in_s(self, windows: tuple[_Window, _Window], covered_s: float) -> float:
+    def _arrived_in_s(
+        self, windows: tuple[_TrafficWindow, _TrafficWindow], covered_s: float
+    ) -> float:
         """The time in which the records that were read arrived.
 
         At the tip it is the time of the reading, or longer if a backlog was read. Behind the tip it
@@ -394,8 +398,8 @@ class KeyMeter:
         return max(span_s, min(short_s, covered_s) if is_behind else covered_s)
 
     def _routing(
-        self, keys: _Weighed, windows: tuple[_Window, _Window]
-    ) -> tuple[Routing, _Weighed]:
+        self, keys: _KeyWeights, windows: tuple[_TrafficWindow, _TrafficWindow]
+    ) -> tuple[Routing, _KeyWeights]:
         """The hash keys by which the records came to this shard.
 
         The service routes a record by its explicit hash key, which a consumer never sees, else by
@@ -409,7 +413,7 @@ class KeyMeter:
             return "hidden", keys
         if keys.within(hash_range) >= _WITHIN_MIN:
             return "keys", keys
-        aggregates = _Weighed.of([window.aggregates for window in windows])
+        aggregates = _KeyWeights.of([window.aggregates for window in windows])
         if aggregates.total and aggregates.within(hash_range) >= _WITHIN_MIN:
             return "aggregates", aggregates
         return "hidden", keys
@@ -419,7 +423,7 @@ class KeyMeter:
 _KEYS_PLACED_MAX: Final = 64
 
 
-class _Weighed:
+class _KeyWeights:
     """The heaviest keys of several sketches, by hash key: the weight that each has at least.
 
     The bounds add up: over sketches with the totals V and W, a weight is too small by (V + W) / k
@@ -440,7 +444,7 @@ class _Weighed:
                 self.shares[place] = self.shares.get(place, 0.0) + share
 
     @classmethod
-    def of(cls, sketches: Sequence[SpaceSaving]) -> _Weighed:
+    def of(cls, sketches: Sequence[SpaceSaving]) -> _KeyWeights:
         weights: dict[Key, int] = {}
         for sketch in sketches:
             for key, weight, error in sketch.counted():
@@ -478,14 +482,14 @@ def split_point(shares: Mapping[int, float], hash_range: HashRange) -> tuple[int
     if lowest > highest:
         return None, 1.0
     inside = sorted((place, share) for place, share in shares.items() if place in hash_range)
-    weights = _Line(inside, hash_range)
+    weights = _WeightOverRange(inside, hash_range)
     # Half of the weight is below `middle` for the first time: a heavy key may lie just before it.
     middle = weights.middle()
     at = min((max(lowest, min(at, highest)) for at in (middle, middle - 1)), key=weights.heavier)
     return at, weights.heavier(at)
 
 
-class _Line:
+class _WeightOverRange:
     """The weight along a hash range: heavy keys at their places, the rest evenly between them."""
 
     def __init__(self, keys: Sequence[tuple[int, float]], hash_range: HashRange) -> None:

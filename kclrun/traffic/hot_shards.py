@@ -116,7 +116,7 @@ class HotShards:
         return changes
 
 
-class _Reason(msgspec.Struct, frozen=True):
+class _HeatReason(msgspec.Struct, frozen=True):
     """Why a shard is hot. `is_of_reads`: because of what consumers read, not of what is put."""
 
     words: str
@@ -125,26 +125,26 @@ class _Reason(msgspec.Struct, frozen=True):
 
 def _reasons(
     heat: ShardHeat, loads: Mapping[LeaseKey, float], key: LeaseKey, *, is_hot: bool
-) -> Iterator[_Reason]:
+) -> Iterator[_HeatReason]:
     """Why the shard is hot, the strongest reason first. `loads` are those of all shards."""
     if _LOAD.holds(heat.load, is_hot=is_hot):
-        yield _Reason(f"{traffic(heat)}: {heat.load:.0%} of the limit of a shard")
+        yield _HeatReason(f"{traffic(heat)}: {heat.load:.0%} of the limit of a shard")
     is_behind = heat.behind_ms >= _BEHIND_MS_MIN
     if is_behind and _THROTTLED.holds(heat.throttled, is_hot=is_hot):
         share, behind_s = f"{heat.throttled:.0%}", round(heat.behind_ms / 1000)
         words = f"{share} of the reads are throttled, and the reader is {behind_s} s behind"
-        yield _Reason(words, is_of_reads=True)
+        yield _HeatReason(words, is_of_reads=True)
     # A backlog is read at the limit, which harms nothing: the limit matters if the reader is at the
     # tip.
     read = heat.read_bytes_per_s / SHARD_READ_BYTES_MAX
     if not is_behind and _READ.holds(read, is_hot=is_hot):
         words = f"{_bytes(heat.read_bytes_per_s)}/s out: {read:.0%} of the limit of a shard"
-        yield _Reason(words, is_of_reads=True)
+        yield _HeatReason(words, is_of_reads=True)
     if len(loads) > _OTHERS_MIN and _TIMES_LOAD.holds(heat.load, is_hot=is_hot):
         usual = statistics.median(load for other, load in loads.items() if other != key)
         if _TIMES.holds(heat.load / usual if usual else math.inf, is_hot=is_hot):
             times = f"{heat.load / usual:.0f} times" if usual else "far more than"
-            yield _Reason(f"{traffic(heat)}: {times} what the other shards of this manager get")
+            yield _HeatReason(f"{traffic(heat)}: {times} what the other shards of this manager get")
 
 
 def traffic(heat: ShardHeat) -> str:

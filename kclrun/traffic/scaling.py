@@ -41,7 +41,7 @@ CATCH_UP_S: Final = 900.0
 STEP_MAX: Final = 2.0
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class MachineLook(msgspec.Struct, frozen=True, kw_only=True):
     """One machine at one moment, and the fleet as the lease table shows it.
 
     `cpu_share` is the machine's used CPU since the former look, from 0 to 1; None if unknown.
@@ -66,20 +66,22 @@ class WorkersNeeded:
     """
 
     def __init__(self) -> None:
-        self._looks: collections.deque[Look] = collections.deque()
+        self._looks: collections.deque[MachineLook] = collections.deque()
         self.count: int | None = None
 
-    def take(self, look: Look) -> None:
+    def take(self, look: MachineLook) -> None:
         """A look; `count` then is the number by this one and those of the last two minutes."""
         self._looks.append(look)
         while self._looks[0].now < look.now - WINDOW_S:
             self._looks.popleft()
         self.count = self._needed(look)
 
-    def _needed(self, look: Look) -> int | None:
+    def _needed(self, look: MachineLook) -> int | None:
         # By the workers of its time: a worker that came since then has taken over some of the work.
         each_busy = [
-            each.workers * each.cpu_share for each in self._looks if each.cpu_share is not None
+            former.workers * former.cpu_share
+            for former in self._looks
+            if former.cpu_share is not None
         ]
         if not each_busy or not look.leases:
             return None
@@ -95,7 +97,7 @@ class WorkersNeeded:
         places = _whole(look.leases / look.leases_max)
         return min(look.leases, max(1, places, needed))
 
-    def _missing(self, look: Look) -> float:
+    def _missing(self, look: MachineLook) -> float:
         """By how much the CPU for our leases has to grow: the mean over them, from 1 to 2."""
         first = self._looks[0]
         past_s = look.now - first.now

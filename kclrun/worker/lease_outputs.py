@@ -24,14 +24,14 @@ from kclrun.model.output import (
     CHANGED_OUTSIDE,
     MAIN_OUTPUT,
     Cursor,
-    OutputPlace,
+    OutputDestination,
     RowsOf,
     file_name,
     naming_output,
     no_output,
 )
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.model.state import StatePlace, version_folder
+from kclrun.model.state import StateDestination, version_folder
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials
 from kclrun.outputs.emitted_rows import CursorRows, EmittedRows
@@ -221,7 +221,7 @@ class LeaseOutputs:
         except BaseException as error:  # noqa: BLE001 - the thread's edge: the process ends
             self._broke(error)
 
-    def _opened(self, place: OutputPlace, row: Lease) -> Output:
+    def _opened(self, place: OutputDestination, row: Lease) -> Output:
         spec = self._spec
         of = RowsOf(
             application=spec.application,
@@ -236,7 +236,7 @@ class LeaseOutputs:
         has_outbox = spec.state is not None and spec.state.has_outbox
         return BoxedOutput(output) if has_outbox else output
 
-    def _restored(self, place: StatePlace, row: Lease) -> Keyed:
+    def _restored(self, place: StateDestination, row: Lease) -> Keyed:
         """Read the state at the row's checkpoint. While its store is away, try again."""
         spec = self._spec
         folder = version_folder(spec.application, spec.stream_name)
@@ -427,7 +427,7 @@ class LeaseOutputs:
             self._file.close()
 
 
-def keyed(place: StatePlace, versions: StateVersions, live: LiveEntries) -> Keyed:
+def keyed(place: StateDestination, versions: StateVersions, live: LiveEntries) -> Keyed:
     """The keyed state as the first output of its lease."""
     buffer_bytes = STATE_BUFFER_BYTES
     if place.local is not None:

@@ -22,7 +22,7 @@ from kclrun.calling.runners import MakeThread
 from kclrun.errors import ServiceError, SinkError
 from kclrun.ipc import messages
 from kclrun.ipc.board import StatusSlot, boottime
-from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
+from kclrun.ipc.channel import Channel, Doorbell, NoMessage, PeerGone
 from kclrun.ipc.ring import EventRing
 from kclrun.lease import commands, events
 from kclrun.lease.state_machine import LeaseStateMachine
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 STDERR_FD: Final = 2
 
 
-class ManagerLine:
+class ManagerChannel:
     """The lease process's end of the control channel, once the start command was read."""
 
     def __init__(
@@ -70,7 +70,7 @@ class ManagerLine:
         received: list[events.Event] = []
         while not self._is_gone:
             match self._channel.receive():
-                case Quiet():
+                case NoMessage():
                     break
                 case PeerGone():
                     self._is_gone = True
@@ -157,23 +157,23 @@ class Reporter:
 
     def publish(
         self,
-        life: LeaseStateMachine,
+        machine: LeaseStateMachine,
         queue: QueueView,
         output_waiting_since: Instant,
         commits_at_tip: Callable[[], bool] = lambda: False,
     ) -> None:
         """Refresh the status slot. `commits_at_tip` is as in `Rows`."""
         fetch = self._fetch_view()
-        ledger, behind_ms = life.ledger, fetch.millis_behind_latest
+        ledger, behind_ms = machine.ledger, fetch.millis_behind_latest
         is_quiet = queue.is_empty and not queue.busy_since and ledger.processed >= ledger.delivered
         has_caught_up = fetch.fetched is None or ledger.processed >= fetch.fetched
         self._slot.publish(
             LeaseStatus(
                 pid=self._pid,
                 incarnation=self._incarnation,
-                state=WORKER_STATES[life.state],
-                fence_instant=life.own.fence or Instant(0.0),
-                counter=life.own.counter,
+                state=WORKER_STATES[machine.state],
+                fence_instant=machine.own.fence or Instant(0.0),
+                counter=machine.own.counter,
                 records_total=queue.records_total,
                 bytes_total=queue.bytes_total,
                 batches_total=queue.batches_total,
@@ -181,7 +181,7 @@ class Reporter:
                 millis_behind_latest=-1 if behind_ms is None else behind_ms,
                 fetched=_number(fetch.fetched),
                 processed=_number(ledger.processed),
-                checkpointed=ledger.checkpointed if life.own.row is not None else None,
+                checkpointed=ledger.checkpointed if machine.own.row is not None else None,
                 first_delivered=queue.first_delivered,
                 last_fetch_instant=fetch.last_fetch_instant,
                 last_batch_instant=queue.last_batch_instant,
@@ -189,7 +189,7 @@ class Reporter:
                 at_tip=fetch.at_tip and is_quiet and has_caught_up and not commits_at_tip(),
                 fetching_since_instant=fetch.asking_since_instant,
                 published_instant=boottime(),
-                has_undone=life.has_undone,
+                has_undone=machine.has_undone,
                 unprocessed_since=queue.unprocessed_since or WallTime(0.0),
                 retries_total=self._retries,
                 dead_letters_total=self._dead_letters,
@@ -254,7 +254,7 @@ class LeaseThread:
 
     def __init__(
         self,
-        life: LeaseStateMachine,
+        machine: LeaseStateMachine,
         inbox: Inbox,
         queue: DeliveryQueue,
         *,
@@ -262,7 +262,7 @@ class LeaseThread:
         admin: StreamAdmin,
         checkpoints: CheckpointCalls,
         rows: Rows,
-        line: ManagerLine,
+        line: ManagerChannel,
         reporter: Reporter,
         fetch_watch: FetchWatch,
         now: Callable[[], Instant],
@@ -274,7 +274,7 @@ class LeaseThread:
         self._thread = make_thread(self._run, LEASE_THREAD)
         self.cause: commands.ExitCause | None = None
         self.failure: BaseException | None = None
-        self._life = life
+        self._machine = machine
         self._inbox = inbox
         self._queue = queue
         self._table = table
@@ -291,7 +291,7 @@ class LeaseThread:
         self._rest_s = rest_s
         self._spans = spans
         self._pump: Pump[events.Event, commands.Command] = Pump(
-            lambda event: life.handle(event, now()), self._perform
+            lambda event: machine.handle(event, now()), self._perform
         )
         self._pump.post(events.Started())
         self._later: list[Later] = []
@@ -343,7 +343,7 @@ class LeaseThread:
 
     def _publish(self) -> None:
         view, since = self._queue.view(), self._rows.waiting_since()
-        self._reporter.publish(self._life, view, since, self._rows.commits_at_tip)
+        self._reporter.publish(self._machine, view, since, self._rows.commits_at_tip)
 
     def _watch_requests(self) -> None:
         """A lease that is renewed and not read stalls in silence: end the process instead."""
@@ -356,7 +356,7 @@ class LeaseThread:
     def _wait(self) -> None:
         before = self._now()
         deadline = min(
-            self._life.next_deadline(before),
+            self._machine.next_deadline(before),
             before + self._rest_s(before, LOOK_S),
             self._later[0][0] if self._later else before + LOOK_S,
         )
@@ -425,7 +425,7 @@ class LeaseThread:
         return events.RowsRead(tuple((key, self._table.read(key)) for key in keys))
 
     def _listed(self) -> events.ShardsListed:
-        stream = stream_of(self._life.own.key)
+        stream = stream_of(self._machine.own.key)
         return events.ShardsListed(qualified_shards(stream, self._admin.list_shards()))
 
     # On the lease thread again.
@@ -433,7 +433,7 @@ class LeaseThread:
     def _report(self, report: reports.Report) -> None:
         if isinstance(report, reports.Checkpointed):
             self._checkpoints.note_durable(report.position)
-            self._rows.confirm(self._life.own.confirmed.state_version)
+            self._rows.confirm(self._machine.own.confirmed.state_version)
         self._reporter.report(report)
 
     def _perform_in_time(self, command: Timed) -> None:
@@ -445,9 +445,10 @@ class LeaseThread:
     def _perform_now(self, command: Timed) -> None:
         if isinstance(command, commands.ReadOwnRow):
             self._ask(
-                lambda: events.OwnRowRead(self._table.read(self._life.own.key)), events.ReadFailed
+                lambda: events.OwnRowRead(self._table.read(self._machine.own.key)),
+                events.ReadFailed,
             )
-        elif self._life.own.sends(command.change):
+        elif self._machine.own.sends(command.change):
             self._send(command.change)
 
     def _send(self, change: writes.LeaseChange) -> None:

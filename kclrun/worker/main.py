@@ -37,11 +37,11 @@ from kclrun.destinations import open_letters, open_registry
 from kclrun.errors import HostFailed, SinkError
 from kclrun.ipc import exit_codes, messages
 from kclrun.ipc.board import Segment, StartSpec, boottime
-from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
+from kclrun.ipc.channel import Channel, Doorbell, NoMessage, PeerGone
 from kclrun.ipc.ring import EventRing
 from kclrun.lease.commands import ExitCause
 from kclrun.lease.events import ReleaseRequested, Ticked
-from kclrun.lease.policy import LifePolicy, Pacing, batch_records_max, first_start
+from kclrun.lease.policy import LeasePolicy, Pacing, batch_records_max, first_start
 from kclrun.lease.state_machine import LeaseStateMachine
 from kclrun.lease.states import State
 from kclrun.loading import decoded_options, load_decoding, load_function, load_processor
@@ -71,7 +71,7 @@ from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, 
 from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s
 from kclrun.worker.giving_up import LeaseLetters
 from kclrun.worker.lease_outputs import LeaseOutputs
-from kclrun.worker.lease_thread import STDERR_FD, LeaseThread, ManagerLine, Reporter
+from kclrun.worker.lease_thread import STDERR_FD, LeaseThread, ManagerChannel, Reporter
 from kclrun.worker.sharing import (
     SharedLease,
     SharedProcess,
@@ -131,8 +131,8 @@ def table_endpoint(spec: StartSpec) -> WireEndpoint:
     )
 
 
-def life_policy(spec: StartSpec) -> LifePolicy:
-    return LifePolicy(
+def lease_policy(spec: StartSpec) -> LeasePolicy:
+    return LeasePolicy(
         key=LeaseKey(spec.lease_key),
         me=OwnerId(spec.owner),
         seen_counter=spec.seen_counter,
@@ -211,7 +211,7 @@ def run(segment_fd: int, doorbell_fd: int, channel_fd: int) -> int:
     doorbell = Doorbell.for_writer(doorbell_fd)
     channel = messages.channel_of_worker(channel_fd)
     got = channel.receive_with_fds(BEGIN_WAIT_S)
-    if isinstance(got, Quiet | PeerGone):
+    if isinstance(got, NoMessage | PeerGone):
         return exit_codes.UNCLAIMED
     message, fds = got
     match message:
@@ -234,7 +234,7 @@ def _serve_shared(
 ) -> int:
     """One lease of a shared process, from its start command to its exit code."""
     got = channel.receive_with_fds(BEGIN_WAIT_S)
-    if isinstance(got, Quiet | PeerGone):
+    if isinstance(got, NoMessage | PeerGone):
         return exit_codes.UNCLAIMED
     begin, fds = got
     if not isinstance(begin, messages.Begin):
@@ -330,7 +330,7 @@ class LeaseProcess:
         turn = None if shared is None else shared.process.turn
         self._queue = DeliveryQueue(queue_limits(spec), boottime, turn)
         cpu_s = time.process_time if shared is None else shared.cpu_s
-        self._life = LeaseStateMachine(life_policy(spec), random.random, cpu_s)
+        self._machine = LeaseStateMachine(lease_policy(spec), random.random, cpu_s)
         self._user_code_returned = threading.Event()
         self._letters = LeaseLetters(spec, self._services.table, self._open_letters)
         self._fetching: FetchThread | None = None
@@ -342,9 +342,9 @@ class LeaseProcess:
             self._inbox.post, self._cover, self._is_over, self._queue.destinations
         )
         replace = self._services.credentials.replace
-        self._line = ManagerLine(channel, replace, self._write_coroutines)
+        self._line = ManagerChannel(channel, replace, self._write_coroutines)
         self._lease_thread = LeaseThread(
-            self._life,
+            self._machine,
             self._inbox,
             self._queue,
             table=self._services.table,
@@ -537,8 +537,8 @@ class LeaseProcess:
 
     def _fence(self) -> Instant | None:
         """Until when the lease is proven ours; None once it is lost. Any thread."""
-        life = self._life
-        return None if life.state in {State.LOSING, State.LOST} else life.own.fence
+        machine = self._machine
+        return None if machine.state in {State.LOSING, State.LOST} else machine.own.fence
 
     def _emit_of_shard(self, row: Row, to: str) -> None:
         if self._deliverer.runs_records:

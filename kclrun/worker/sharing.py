@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 from kclrun.errors import HostFailed
 from kclrun.ipc import exit_codes
-from kclrun.ipc.channel import Channel, NotSent, PeerGone, Quiet
+from kclrun.ipc.channel import Channel, NoMessage, NotSent, PeerGone
 from kclrun.ipc.messages import Admit, Left, ToWorker, channel_of_worker
 from kclrun.model.quotas import SHARD_READ_PAUSE_S
 from kclrun.model.time import Instant
@@ -145,7 +145,7 @@ class SharedProcess:
             got = self._channel.receive_with_fds(_QUIET_S)
             if isinstance(got, PeerGone):
                 break
-            if not isinstance(got, Quiet) and isinstance(got[0], Admit):
+            if not isinstance(got, NoMessage) and isinstance(got[0], Admit):
                 self._admit(got[1])
         for thread in self._serving:
             thread.join()

@@ -23,7 +23,7 @@ WAITS = {
 RETURNS_AT_ONCE = {
     *("_checkpoints.answer", "_checkpoints.note_durable"),
     *("_fetch_watch.beside", "_inbox.fileno", "_inbox.post", "_inbox.take"),
-    *("_life.next_deadline", "_life.own"),
+    *("_machine.next_deadline", "_machine.own"),
     *("_line.filenos", "_line.receive"),
     *("_look_ups.begin", "_look_ups.close"),
     *("_pump.answer", "_pump.post", "_pump.run"),

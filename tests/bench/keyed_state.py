@@ -25,7 +25,7 @@ from kclrun.local.server import start_embedded
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
-from kclrun.model.state import StatePlace
+from kclrun.model.state import StateDestination
 from kclrun.outputs.state_versions import StateVersions
 from kclrun.ports import VersionStore
 from kclrun.state.keyed import LiveEntries, MakeChange, State
@@ -63,7 +63,7 @@ def state(rounds: int) -> list[Figure]:
     """
     keys = [f"user-{number:07}" for number in range(_KEYS)]
     with tempfile.TemporaryDirectory() as folder, _bucket() as in_s3:
-        place = StatePlace(path=folder)
+        place = StateDestination(path=folder)
         in_folder = open_versions(place, _FOLDER, *_NOWHERE)
         size = sum(_snapshot(store, keys) for store in (in_folder, in_s3)) / 2
         lease = _Lease(place, _row())
@@ -125,7 +125,7 @@ def _bucket() -> Iterator[VersionStore]:
     with start_embedded() as embedded:
         url = embedded.endpoint
         stock_client("s3", url).create_bucket(Bucket=_BUCKET)
-        place = StatePlace(s3=f"s3://{_BUCKET}/state", endpoint_url=url)
+        place = StateDestination(s3=f"s3://{_BUCKET}/state", endpoint_url=url)
         yield open_versions(place, _FOLDER, endpoint_at(url), lambda: CREDENTIALS)
 
 
@@ -181,7 +181,9 @@ def _on_disk() -> _OnDisk:
 
 def _beyond_memory() -> _OnDisk:
     with tempfile.TemporaryDirectory() as folder:
-        place = StatePlace(path=f"{folder}/kept", local=f"{folder}/local", memory_bytes=64 * 2**20)
+        place = StateDestination(
+            path=f"{folder}/kept", local=f"{folder}/local", memory_bytes=64 * 2**20
+        )
         began_kib = peak_kib = _anonymous_kib()
         lease = _Lease(place, Lease(key=LeaseKey(_SHARD), checkpoint=TRIM_HORIZON))
         every, few = range(_LARGE), range(_LARGE // 50)
@@ -228,7 +230,7 @@ class _ByHand:
 class _Lease:
     """The state of a lease among its outputs; this thread is that of user code, and theirs."""
 
-    def __init__(self, place: StatePlace, row: Lease) -> None:
+    def __init__(self, place: StateDestination, row: Lease) -> None:
         store = open_versions(place, _FOLDER, *_NOWHERE)
         kept = open_kept(place, _FOLDER, _SHARD, print)
         token = next(_numbers) + 1

@@ -20,7 +20,7 @@ from bench.servers import CREDENTIALS, CannedServer, endpoint_at, stock_client
 from kclrun.destinations import open_output
 from kclrun.lease import events
 from kclrun.lease.commands import CommitOutputs
-from kclrun.model.output import MAIN_OUTPUT, OutputPlace, RowsOf
+from kclrun.model.output import MAIN_OUTPUT, OutputDestination, RowsOf
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
@@ -56,7 +56,7 @@ def outputs(rounds: int) -> list[Figure | NotMeasured]:
     with CannedServer("bench.canned_sinks") as server:
         s3, stream = (stock_client(service, server.url) for service in ("s3", "kinesis"))
         lease = _Lease(server.url)
-        place = OutputPlace(
+        place = OutputDestination(
             name=MAIN_OUTPUT,
             s3=f"s3://{_BUCKET}/ours",
             schema=_SCHEMA,
@@ -64,7 +64,7 @@ def outputs(rounds: int) -> list[Figure | NotMeasured]:
         )
         with_schema = msgspec.structs.replace(place, format="parquet")
         plain = msgspec.structs.replace(place, schema=None)
-        to_stream = OutputPlace(name=MAIN_OUTPUT, kinesis=_STREAM)
+        to_stream = OutputDestination(name=MAIN_OUTPUT, kinesis=_STREAM)
         keyed = msgspec.structs.replace(to_stream, key=("user",))
         packed = msgspec.structs.replace(to_stream, aggregates=True)
         found: list[Figure | NotMeasured] = [
@@ -140,10 +140,10 @@ class _Lease:
     def __init__(self, url: str) -> None:
         self._kinesis = endpoint_at(url)
 
-    def variant(self, place: OutputPlace, batches: int = _BATCHES) -> Variant:
+    def variant(self, place: OutputDestination, batches: int = _BATCHES) -> Variant:
         return lambda: self.run(place, _ALL[:batches])
 
-    def run(self, place: OutputPlace, batches: Sequence[Rows]) -> float:
+    def run(self, place: OutputDestination, batches: Sequence[Rows]) -> float:
         """Emit all rows and commit once; the number of rows."""
         of = RowsOf(
             application="bench",
@@ -197,7 +197,7 @@ def _at(batch: int) -> ExtendedSequenceNumber:
     return ExtendedSequenceNumber(str(10**20 + batch))
 
 
-def _context(emit: Callable[[Any, str], None], place: OutputPlace) -> Context:
+def _context(emit: Callable[[Any, str], None], place: OutputDestination) -> Context:
     schemas = None if place.schema is None else {MAIN_OUTPUT: RowSchema.parse(place.schema)}
     return Context(
         application="bench",
@@ -274,7 +274,7 @@ def _to_postgres(lease: _Lease, rounds: int) -> list[Figure | NotMeasured]:
                     connection.execute(by_hand.insert(), rows)
             return float(5 * _BATCH)
 
-        place = OutputPlace(name=MAIN_OUTPUT, sql=server, table=_TABLE)
+        place = OutputDestination(name=MAIN_OUTPUT, sql=server, table=_TABLE)
         return _compared(
             "PostgreSQL",
             {"ours": lease.variant(place, 5), "by hand": inserted},

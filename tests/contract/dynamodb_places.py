@@ -9,7 +9,7 @@ from kclrun.aws.errors import ErrorReply
 from kclrun.aws.outputs import dynamodb, item_tables
 from kclrun.aws.wire import RefusedReply
 from kclrun.errors import OutcomeUnknown
-from kclrun.model.output import OutputPlace
+from kclrun.model.output import OutputDestination
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from tests.contract.output_places import Place
 
@@ -45,7 +45,7 @@ class Items(Place):
         reported = {"dynamodb": self.name, "endpoint_url": self.aws.endpoint} | changed
         kinesis = WireEndpoint(self.aws.kinesis_endpoint, "us-east-1", "us-east-1")
         output = dynamodb.open_dynamodb_output(
-            OutputPlace(name="output", **reported), of, kinesis, lambda: KEYS
+            OutputDestination(name="output", **reported), of, kinesis, lambda: KEYS
         )
         self._opened.append(output)
         output._sleep = lambda _: None

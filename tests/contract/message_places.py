@@ -13,7 +13,7 @@ from kclrun.aws.wire import WireClient
 from kclrun.codec.kpl import open_aggregates
 from kclrun.errors import AccessDenied, OutcomeUnknown, Throttled
 from kclrun.local.filling import make_stream
-from kclrun.model.output import OutputPlace, RowsOf
+from kclrun.model.output import OutputDestination, RowsOf
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -137,7 +137,7 @@ class Queue(_Messages):
 
     def place(self, name):
         key = ("shard",) if self.suffix else ()
-        return OutputPlace(name="output", sqs=name, key=key)
+        return OutputDestination(name="output", sqs=name, key=key)
 
     def rows(self):
         found = self.drained(self.url)
@@ -168,7 +168,7 @@ class Topic(_Messages):
 
     def place(self, name):
         arn = self.arn.replace(self.name, name)
-        return OutputPlace(name="output", sns=arn, key=("shard",) if self.suffix else ())
+        return OutputDestination(name="output", sns=arn, key=("shard",) if self.suffix else ())
 
     def rows(self):
         found = self.drained(self.url)
@@ -191,7 +191,7 @@ class DeliveryStream(_Messages):
         )
 
     def place(self, name):
-        return OutputPlace(name="output", firehose=name)
+        return OutputDestination(name="output", firehose=name)
 
     def rows(self):
         s3 = self.client(ControlPlane.s3)
@@ -223,7 +223,9 @@ class Stream(Place):
         return self._output(f"{self.name}-none", OF, self._putter)
 
     def _output(self, name, of, putter):
-        place = OutputPlace(name="output", kinesis=name, key=("shard",), aggregates=self.aggregates)
+        place = OutputDestination(
+            name="output", kinesis=name, key=("shard",), aggregates=self.aggregates
+        )
         return KinesisOutput(place, of, putter, WireStreamAdmin(self._client, name))
 
     def rows(self):

@@ -20,7 +20,7 @@ from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.outputs.s3 import PART_BYTES, ObjectRolls
 from kclrun.codec.row_lines import encode_row
 from kclrun.errors import SettingsError, SinkError, Superseded
-from kclrun.model.output import OutputPlace, RowsOf
+from kclrun.model.output import OutputDestination, RowsOf
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials
 from kclrun.outputs.rolled_files import open_rolled_files
@@ -233,7 +233,7 @@ class Rolls(Place):
     schema = SCHEMA
 
     def of_place(self, **more):
-        return OutputPlace(name="output", format=self.format, schema=self.schema, **more)
+        return OutputDestination(name="output", format=self.format, schema=self.schema, **more)
 
     def read(self, contents):
         return [row for content in contents for row in _READ[self.format](content)]

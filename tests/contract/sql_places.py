@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from kclrun.errors import Superseded
-from kclrun.model.output import OutputPlace
+from kclrun.model.output import OutputDestination
 from kclrun.outputs.sql import SqlOutput
 from kclrun.outputs.sql_tables import open_engine
 from tests.contract.output_places import SCHEMA, Place
@@ -23,7 +23,7 @@ class Table(Place):
         super().__init__(*arguments)
         self._faults = []
         self._late = []
-        self._engine = open_engine(OutputPlace(name="output", sql=self.url()))
+        self._engine = open_engine(OutputDestination(name="output", sql=self.url()))
 
     def url(self):
         raise NotImplementedError
@@ -33,7 +33,7 @@ class Table(Place):
 
     def open(self, of, **changed):
         reported = {"table": self.table(), "schema": SCHEMA, "creates_table": True} | changed
-        output = SqlOutput(OutputPlace(name="output", sql=self.url(), **reported), of)
+        output = SqlOutput(OutputDestination(name="output", sql=self.url(), **reported), of)
         move = output._move
         output._move = lambda batch, rows: self._meet(output, lambda one: move(one, rows), batch)
         output._engine = self._engine  # a connection for all: some tests have hundreds of owners

@@ -17,7 +17,7 @@ from kclrun.aws.wire import WireClient
 from kclrun.destinations import open_letters
 from kclrun.errors import LetterTooLarge, ServiceError, SettingsError, SinkError
 from kclrun.local.filling import make_stream
-from kclrun.model.letter import LETTER_VERSION, LetterPlace
+from kclrun.model.letter import LETTER_VERSION, LetterDestination
 from kclrun.model.record import PutEntry
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from tests.support.letters import letter
@@ -65,7 +65,7 @@ class Place:
                 places["stream"] = name
         if large:
             places["s3"] = f"s3://{name}/large"
-        self.place = LetterPlace(**places, **urls)
+        self.place = LetterDestination(**places, **urls)
         if exists:
             self.make()
 

@@ -17,8 +17,8 @@ from kclrun.codec.record_sizes import RecordLimit
 from kclrun.destinations import open_letters
 from kclrun.errors import AccessDenied, LetterTooLarge, LimitExceeded, Throttled
 from kclrun.local.filling import make_stream
-from kclrun.model.letter import LetterPlace
-from kclrun.model.output import Cursor, OutputPlace, RowsOf
+from kclrun.model.letter import LetterDestination
+from kclrun.model.output import Cursor, OutputDestination, RowsOf
 from kclrun.model.quotas import RECORD_BYTES_LARGEST
 from kclrun.model.record import IteratorType, PutEntry, StartPoint
 from kclrun.model.sequence import TRIM_HORIZON
@@ -70,7 +70,7 @@ def by_output(target, data, tmp_path):
         generation=0,
         token=0,
     )
-    place = OutputPlace(name="output", kinesis=target.name, key="k")
+    place = OutputDestination(name="output", kinesis=target.name, key="k")
     output = KinesisOutput(place, of, WirePutter(target.client, target.name), target.admin)
     with contextlib.closing(output):
         output.begin(Cursor(TRIM_HORIZON))
@@ -133,7 +133,7 @@ def test_a_record_as_large_as_the_stream_allows_is_written_and_one_byte_more_is_
 
 def test_letters_of_large_records_are_kept_in_a_stream_that_takes_them(aws):
     target = Target(aws, 4 * 2**20)
-    place = LetterPlace(stream=target.name)
+    place = LetterDestination(stream=target.name)
     with contextlib.closing(open_letters(place, target.endpoint, target.credentials)) as store:
         store.keep(letter(1, data=bytes(2**21)))
         assert [len(kept.letter.data) for kept in store.kept()] == [2**21]

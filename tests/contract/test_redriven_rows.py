@@ -9,7 +9,7 @@ import pytest
 
 from kclrun.cli.dead_letters.user_process import LetterRefused, LetterRows
 from kclrun.errors import SinkError
-from kclrun.model.output import OutputPlace
+from kclrun.model.output import OutputDestination
 from kclrun.outputs.sql import SqlOutput
 from tests.contract.dynamodb_places import Items
 from tests.contract.message_places import PLACES as MESSAGES
@@ -18,7 +18,7 @@ from tests.support.letters import letter
 
 # A message that is not taken is repeated for 10 s, again and again.
 STORMED = [name for name in PLACES if name not in {"reference", *MESSAGES}]
-MAIN = OutputPlace(name="output", sql="sqlite:///unused")
+MAIN = OutputDestination(name="output", sql="sqlite:///unused")
 
 
 @pytest.fixture(params=[name for name in PLACES if name != "reference"])
@@ -161,7 +161,7 @@ def test_where_one_output_refuses_a_row_of_a_letter_no_output_gets_its_rows(tmp_
     with contextlib.closing(sqlite3.connect(tmp_path / "rows.db")) as connection, connection:
         connection.execute("CREATE TABLE open (n INTEGER)")
         connection.execute("CREATE TABLE picky (n INTEGER CHECK (n < 5))")
-    places = [OutputPlace(name=name, sql=url, table=name) for name in ("open", "picky")]
+    places = [OutputDestination(name=name, sql=url, table=name) for name in ("open", "picky")]
     redriver = LetterRows(places, SqlOutput, sleep=lambda _: None)
 
     with pytest.raises(LetterRefused, match=r"outputs\.picky: .*column n"):

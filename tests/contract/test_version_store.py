@@ -16,7 +16,7 @@ from kclrun.aws.outputs.state_items import open_state_items
 from kclrun.aws.outputs.state_objects import StateObjects
 from kclrun.aws.wire import WireReply
 from kclrun.errors import OutcomeUnknown, ServiceError, SettingsError, SinkError
-from kclrun.model.state import StatePlace
+from kclrun.model.state import StateDestination
 from kclrun.model.wire import WireEndpoint
 from kclrun.outputs.state_files import StateFiles
 from kclrun.spark.options import Reached
@@ -59,7 +59,7 @@ class Items:
         self.store = self.in_table(self.name)
 
     def in_table(self, name):
-        place = StatePlace(dynamodb=name, endpoint_url=self.endpoint)
+        place = StateDestination(dynamodb=name, endpoint_url=self.endpoint)
         store = open_state_items(place, self.kinesis, lambda: KEYS, FOLDER)
         store._sleep = lambda _: None
         self.ask, store._client.ask = store._client.ask, self.meet
@@ -144,7 +144,7 @@ def test_a_task_of_spark_reaches_the_bucket_beside_its_stream(aws, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS.secret_key)
     bucket = Objects(aws).name
     connection = Connected(Reached(stream="orders", region="us-east-1", endpoint_url=aws.endpoint))
-    place = StatePlace(s3=f"s3://{bucket}/state")
+    place = StateDestination(s3=f"s3://{bucket}/state")
     store = connection.versions(place, "spark/app/orders/0123")
     assert connection.versions(place, "spark/app/orders/0123") is store
     assert store.claim(SHARD, "after-7.000001", b"first") == b"first"

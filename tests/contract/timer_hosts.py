@@ -9,7 +9,7 @@ from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import ALL_HASH_KEYS, Shard, ShardGraph
-from kclrun.model.state import StatePlace, Watermarks
+from kclrun.model.state import StateDestination, Watermarks
 from kclrun.processor import Context, RecordProcessor
 from kclrun.spark import positions
 from kclrun.spark.keyed.names import QueryPlace
@@ -127,7 +127,7 @@ def spark_task(code, retries):
         uncheckpointed_max=1000,
         on_error=ErrorPolicy(retries, 0.0),
         run="r1",
-        state=QueryPlace(StatePlace(path="unused", watermarks=WATERMARKS), "app", "orders"),
+        state=QueryPlace(StateDestination(path="unused", watermarks=WATERMARKS), "app", "orders"),
     )
     host = ProcessorHost(
         job, SHARD, TRIM_HORIZON, 1, keep_letter=lambda _: None, state=state, wait=lambda _: None

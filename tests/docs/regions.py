@@ -341,14 +341,14 @@ def _renewal_timers():
         (
             "a manager that asked for leases, or offered some, scans again",
             (
-                f"after {pacing.scan_delay_s(asked, CROWD, pacing.Pace.MOVE):g} s (F/2), in a large"
-                " fleet too"
+                f"after {pacing.scan_delay_s(asked, CROWD, pacing.ScanPace.MOVE):g} s (F/2), in a"
+                " large fleet too"
             ),
         ),
         (
             "a manager that took free leases scans again",
             (
-                f"after {pacing.scan_delay_s(asked, CROWD, pacing.Pace.FAST):g} s (F/10),"
+                f"after {pacing.scan_delay_s(asked, CROWD, pacing.ScanPace.FAST):g} s (F/10),"
                 f" {manager._HASTY_SCANS_MAX} times in a row at most"
             ),
         ),

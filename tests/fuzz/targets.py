@@ -38,7 +38,7 @@ from kclrun.model.record import Record, RecordBatch
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
-from kclrun.model.stream import called, shard_id_of, stream_of
+from kclrun.model.stream import display_name, shard_id_of, stream_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol import reports
 from kclrun.protocol.status import LeaseStatus, WorkerState
@@ -229,7 +229,7 @@ def read_names(data):
     """Texts of a lease table: positions, owner ids, lease keys."""
     text = data.decode(errors="replace")
     Owner.parse(text)
-    stream_of(text), shard_id_of(text), called(text)
+    stream_of(text), shard_id_of(text), display_name(text)
     sequence_numbers.parse(text)
     position = ExtendedSequenceNumber(text)
     assert position <= ExtendedSequenceNumber(text)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kclrun.destinations import open_letters
-from kclrun.model.letter import LetterPlace
+from kclrun.model.letter import LetterDestination
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from tests.seeds import seed_of
 
@@ -21,7 +21,7 @@ KEYS = 50
 def letters_at(place, aws):
     """The letters at `on_error.dead_letter` that count."""
     kinesis = WireEndpoint(aws.embedded.kinesis_endpoint, "us-east-1", "us-east-1")
-    keys, at = WireCredentials("AKIAEXAMPLEEXAMPLE", "secret"), LetterPlace(**place)
+    keys, at = WireCredentials("AKIAEXAMPLEEXAMPLE", "secret"), LetterDestination(**place)
     return [
         each.letter
         for each in open_letters(at, kinesis, lambda: keys).kept()

@@ -16,7 +16,7 @@ import pytest
 
 from kclrun.destinations import open_letters
 from kclrun.local.server import start_embedded
-from kclrun.model.letter import LetterPlace
+from kclrun.model.letter import LetterDestination
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from tests.processes.ledger_rig.aws import _CLIENT, REGION
 from tests.processes.ledger_rig.deliveries import judge
@@ -265,7 +265,7 @@ def test_a_lease_process_killed_at_any_line_leaves_each_row_once_in_s3_and_each_
     rows = sorted(rows_in_objects(s3))
     assert rows == sorted((key, n) for _, key, n in put if not is_due(n, POISON_EVERY))
     kinesis = WireEndpoint(embedded_aws.embedded.kinesis_endpoint, REGION, REGION)
-    place = LetterPlace(s3="s3://swept/letters", s3_url=endpoint)
+    place = LetterDestination(s3="s3://swept/letters", s3_url=endpoint)
     kept = open_letters(place, kinesis, lambda: WireCredentials("key", "secret")).kept()
     poisoned = sorted(number for number, _, n in put if is_due(n, POISON_EVERY))
     counting = [each.letter for each in kept if not each.is_uncommitted]

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kclrun.ipc.channel import Channel, Quiet
+from kclrun.ipc.channel import Channel, NoMessage
 from kclrun.ipc.exit_codes import BUG, FAILED, HOST, LOST, UNCLAIMED
 from kclrun.ipc.messages import Exited, Forked, channel_of_launcher, channel_to_launcher
 from kclrun.leases.events import ProcessExited, ProcessStarted, StartFailed
@@ -390,7 +390,7 @@ def test_the_answers_to_a_manager_that_stood_still_are_not_lost():
     outbox.post(Forked(7, 8), (os.dup(read_fd),))
     received = []
     while not received or not isinstance(received[-1][0], Forked):
-        received += iter(manager.receive_with_fds, Quiet())
+        received += iter(manager.receive_with_fds, NoMessage())
         outbox.flush()
 
     assert [message.pid for message, _ in received[:-1]] == list(range(1, len(received)))

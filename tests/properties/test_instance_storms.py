@@ -57,7 +57,7 @@ def test_whatever_happens_hooks_are_answered_in_turn_and_nobody_stays_for_ever(p
         if isinstance(event, ec2.Looked):
             is_ended = is_ended or event.look.target_state is TargetState.TERMINATED
         for command in life.handle(event, now):
-            if isinstance(command, ec2.Drain):
+            if isinstance(command, ec2.DrainHost):
                 assert command.notice not in notices
                 assert command.by is None or now + 2.0 <= command.by <= now + 110.0
                 notices.append(command.notice)

@@ -20,7 +20,7 @@ from kclrun.codec.kpl import effective_hash_key
 from kclrun.lease import events
 from kclrun.lease.commands import CommitOutputs
 from kclrun.lease.outputs import OutputCommits
-from kclrun.lease.policy import LifePolicy
+from kclrun.lease.policy import LeasePolicy
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -313,8 +313,8 @@ class Life(WithRow):
             self._write(wanted, fate)
 
 
-def policy() -> LifePolicy:
-    return LifePolicy(
+def policy() -> LeasePolicy:
+    return LeasePolicy(
         key=LeaseKey("shard"),
         me=OwnerId("me"),
         seen_counter=1,

@@ -12,7 +12,8 @@ import yaml
 from kclrun.errors import InvariantViolation
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
-from kclrun.leases.held_lease import TRANSITIONS, HeldLease, State
+from kclrun.leases.held_lease import HeldLease
+from kclrun.leases.transitions import TRANSITIONS, State
 from kclrun.local.lease_rows import change_row
 from kclrun.model.lease import Halt, Handoff, Pause
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON

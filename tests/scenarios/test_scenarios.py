@@ -13,9 +13,9 @@ import yaml
 
 from kclrun.leases.assignment import Action, LocalHoldings, OwnerLoads, plan
 from kclrun.leases.balancing import delay_s
-from kclrun.leases.held_lease import Restarts
 from kclrun.leases.load import HEAVY_ABOVE, FleetLoad, Pairing
-from kclrun.leases.policy import ManagerPolicy, Pace
+from kclrun.leases.policy import ManagerPolicy, ScanPace
+from kclrun.leases.restarts import Restarts
 from kclrun.leases.shard_sync import (
     Listing,
     TrimWatch,
@@ -209,7 +209,7 @@ def test_assignment(row):
     }
     assert waits == pytest.approx(row.get("waits", {}))
     if "pace" in row:
-        assert planned.pace is Pace[row["pace"]]
+        assert planned.pace is ScanPace[row["pace"]]
     assert row.get("says", "") in "; ".join(
         [*(decision.because for decision in planned.decisions), planned.summary]
     )
@@ -327,7 +327,7 @@ def test_restarts(row):
     if "tripped" in row:
         assert restarts.has_tripped is row["tripped"]
     if "verdict" in row:
-        verdict = restarts.verdict(
+        decision = restarts.decision(
             slot="this host", failed_slot=row.get("failed"), are_others=row.get("others", False)
         )
-        assert verdict.name == row["verdict"].upper().replace(" ", "_")
+        assert decision.name == row["verdict"].upper().replace(" ", "_")

@@ -8,7 +8,7 @@ from kclrun.errors import SettingsError, SinkError
 from kclrun.lease import events
 from kclrun.lease.commands import CommitOutputs
 from kclrun.lease.outputs import OutputCommits
-from kclrun.lease.policy import LifePolicy
+from kclrun.lease.policy import LeasePolicy
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -23,7 +23,7 @@ from tests.support.memory_versions import MemoryVersions, Versions
 
 SHARD = "shard"
 EVERYTHING = HashRange(0, HASH_KEY_MAX)
-POLICY = LifePolicy(
+POLICY = LeasePolicy(
     key=LeaseKey(SHARD),
     me=OwnerId("me"),
     seen_counter=1,

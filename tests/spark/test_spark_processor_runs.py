@@ -13,7 +13,7 @@ from kclrun.aws.credentials import LOOPBACK_CREDENTIALS
 from kclrun.destinations import open_letters
 from kclrun.errors import SettingsError
 from kclrun.local.filling import make_stream
-from kclrun.model.letter import LetterPlace
+from kclrun.model.letter import LetterDestination
 from kclrun.model.wire import WireEndpoint
 from kclrun.spark.running.progress import read_progress
 from tests.patience import HUNG_S
@@ -348,7 +348,9 @@ def test_records_that_fail_are_letters_in_a_stream_and_their_batch_goes_on(spark
     assert query.exception() is None
     numbers = sorted(json.loads(row.row)["n"] for row in seen)
     assert numbers == [number for number in range(60) if number not in {7, 41}]
-    kept = open_letters(LetterPlace(stream=letters), endpoint, lambda: LOOPBACK_CREDENTIALS).kept()
+    kept = open_letters(
+        LetterDestination(stream=letters), endpoint, lambda: LOOPBACK_CREDENTIALS
+    ).kept()
     assert sorted(int(each.letter.data) for each in kept) == [7, 41]
     observed = [each["observedMetrics"]["kclrun"] for each in query.recentProgress]
     assert sum(each["deadLetters"] or 0 for each in observed) == 2

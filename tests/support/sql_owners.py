@@ -7,7 +7,7 @@ import threading
 import time
 
 from kclrun.errors import SettingsError, SinkError, Superseded
-from kclrun.model.output import Cursor, OutputPlace, RowsOf
+from kclrun.model.output import Cursor, OutputDestination, RowsOf
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.outputs.sql import SqlOutput
 
@@ -26,7 +26,7 @@ def rows_of(token=1, **changed):
 
 def place_at(url, **changed):
     reported = {"table": "rides", "schema": SCHEMA, "creates_table": True}
-    return OutputPlace(**({"name": "output", "sql": url} | reported | changed))
+    return OutputDestination(**({"name": "output", "sql": url} | reported | changed))
 
 
 def row(number):

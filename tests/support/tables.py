@@ -1,8 +1,10 @@
 """Tests over tables of many rows, where a row takes less time than a test of its own costs."""
 
 import inspect
+import re
 from collections.abc import Iterable
 from functools import wraps
+from pathlib import Path
 
 _SHOWN_MAX = 20
 
@@ -38,3 +40,28 @@ def over_rows(names, rows):
         return of_all
 
     return decorate
+
+
+def drawn_transitions(module):
+    """The table in the theory of operation of a module, as (state, transition, state)."""
+    found = set()
+    state = None
+    for line in Path(module.__file__).read_text().splitlines():
+        if not line.startswith("#     "):
+            continue
+        for cell in re.split(r"  +", line.removeprefix("#").strip()):
+            transition, arrow, after = cell.partition(" → ")
+            if arrow:
+                found.add((state, transition, after))
+            else:
+                state = cell
+    return found
+
+
+def named_transitions(table):
+    """The table of a module, likewise."""
+    return {
+        (state.value, transition.value, after.value)
+        for state, row in table.items()
+        for transition, after in row.items()
+    }

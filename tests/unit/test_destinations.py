@@ -7,8 +7,8 @@ import pytest
 
 from kclrun.destinations import open_claims, open_letters, open_registry, open_versions
 from kclrun.errors import SettingsError
-from kclrun.model.letter import LetterPlace
-from kclrun.model.state import StatePlace
+from kclrun.model.letter import LetterDestination
+from kclrun.model.state import StateDestination
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from tests.support.tables import over_rows
 
@@ -20,9 +20,9 @@ NOWHERE = (KINESIS, lambda: WireCredentials("key", "secret"))
 @pytest.mark.parametrize(
     ("place", "opened"),
     [
-        (StatePlace(path="/state"), "StateFiles"),
-        (StatePlace(s3="s3://bucket/p", endpoint_url=URL), "StateObjects"),
-        (StatePlace(dynamodb="states", endpoint_url=URL), "StateItems"),
+        (StateDestination(path="/state"), "StateFiles"),
+        (StateDestination(s3="s3://bucket/p", endpoint_url=URL), "StateObjects"),
+        (StateDestination(dynamodb="states", endpoint_url=URL), "StateItems"),
     ],
 )
 def test_each_store_of_the_state_is_known_to_the_fleet(place, opened):
@@ -32,9 +32,12 @@ def test_each_store_of_the_state_is_known_to_the_fleet(place, opened):
 @pytest.mark.parametrize(
     ("place", "opened"),
     [
-        (StatePlace(path="/state"), "StateFiles"),
-        (StatePlace(s3="s3://bucket/p", endpoint_url=URL), "StateObjects"),
-        (StatePlace(dynamodb="states"), r"the state in the table states: .*\nExpected a folder"),
+        (StateDestination(path="/state"), "StateFiles"),
+        (StateDestination(s3="s3://bucket/p", endpoint_url=URL), "StateObjects"),
+        (
+            StateDestination(dynamodb="states"),
+            r"the state in the table states: .*\nExpected a folder",
+        ),
     ],
 )
 def test_each_store_of_the_state_is_known_to_spark_or_refused_in_words(place, opened):
@@ -48,11 +51,11 @@ def test_each_store_of_the_state_is_known_to_spark_or_refused_in_words(place, op
 @over_rows(
     ("place", "opened"),
     [
-        (LetterPlace(path="/letters"), "LetterFolder"),
-        (LetterPlace(s3="s3://bucket/p", s3_url=URL), "LetterBucket"),
-        (LetterPlace(sqs="letters", sqs_url=URL), "LetterQueue"),
-        (LetterPlace(stream="letters"), "LetterStream"),
-        (LetterPlace(stream="letters", s3="s3://bucket/p", s3_url=URL), "LetterStream"),
+        (LetterDestination(path="/letters"), "LetterFolder"),
+        (LetterDestination(s3="s3://bucket/p", s3_url=URL), "LetterBucket"),
+        (LetterDestination(sqs="letters", sqs_url=URL), "LetterQueue"),
+        (LetterDestination(stream="letters"), "LetterStream"),
+        (LetterDestination(stream="letters", s3="s3://bucket/p", s3_url=URL), "LetterStream"),
     ],
 )
 def test_each_place_of_letters_is_known(place, opened):

@@ -37,7 +37,7 @@ from kclrun.aws.outputs.item_tables import (
     trial_request,
 )
 from kclrun.aws.wire import RefusedReply, WireClient, garbled
-from kclrun.model.output import Cursor, OutputPlace, RowsOf
+from kclrun.model.output import Cursor, OutputDestination, RowsOf
 from kclrun.model.quotas import (
     ITEM_BYTES_MAX,
     KIB,
@@ -98,7 +98,7 @@ class _Mark(msgspec.Struct, frozen=True):
 
 
 def open_dynamodb_output(
-    place: OutputPlace,
+    place: OutputDestination,
     of: RowsOf,
     kinesis: WireEndpoint,
     credentials: Callable[[], WireCredentials],
@@ -129,7 +129,7 @@ class DynamoDbOutput:
 
     def __init__(
         self,
-        place: OutputPlace,
+        place: OutputDestination,
         of: RowsOf,
         client: WireClient,
         *,

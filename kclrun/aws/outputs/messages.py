@@ -20,7 +20,7 @@ from kclrun.aws.errors import ErrorReply, safe_text
 from kclrun.aws.outputs import write_probes
 from kclrun.errors import InvalidRequest, ServiceError
 from kclrun.model import statuses
-from kclrun.model.output import Message, MessageLimits, OutputPlace
+from kclrun.model.output import Message, MessageLimits, OutputDestination
 from kclrun.model.quotas import (
     DELIVERY_BYTES_MAX,
     DELIVERY_RECORD_BYTES_MAX,
@@ -55,7 +55,7 @@ _ARN: Final = "QueueArn"
 
 
 def open_sender(
-    place: OutputPlace, region: str, credentials: Callable[[], WireCredentials]
+    place: OutputDestination, region: str, credentials: Callable[[], WireCredentials]
 ) -> MessageSender:
     """The sender to the queue, topic or delivery stream of `place`; sends nothing."""
     settings = EndpointSettings(region=region, endpoint_url=place.endpoint_url)

@@ -21,7 +21,14 @@ from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.errors import PROBE_OBJECT, ErrorReply, advising, code_in, service_error
 from kclrun.aws.wire import MALFORMED
 from kclrun.errors import AccessDenied, ServiceError, SettingsError, SinkError, Superseded
-from kclrun.model.output import Cursor, OutputPlace, RollRecord, RowsOf, roll_folder, roll_name
+from kclrun.model.output import (
+    Cursor,
+    OutputDestination,
+    RollRecord,
+    RowsOf,
+    roll_folder,
+    roll_name,
+)
 from kclrun.model.quotas import DELETED_OBJECTS_MAX, PART_BYTES_MIN
 from kclrun.model.wire import WireCredentials
 
@@ -39,7 +46,7 @@ KeptClients = dict[str | None, Callable[[], Client]]
 
 
 def open_object_rolls(
-    place: OutputPlace,
+    place: OutputDestination,
     of: RowsOf,
     region: str | None,
     credentials: Callable[[], WireCredentials],

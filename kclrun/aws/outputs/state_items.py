@@ -30,7 +30,7 @@ from kclrun.aws.wire import MALFORMED, RefusedReply, WireClient, garbled
 from kclrun.errors import SettingsError, SinkError
 from kclrun.model.quotas import ITEM_BYTES_MAX, KIB
 from kclrun.model.retries import PASSING_OF_WRITES
-from kclrun.model.state import StatePlace
+from kclrun.model.state import StateDestination
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
 # The key of the table: both are texts.
@@ -71,7 +71,7 @@ _DECODER: Final = msgspec.json.Decoder(_Reply)
 
 
 def open_state_items(
-    place: StatePlace,
+    place: StateDestination,
     kinesis: WireEndpoint,
     credentials: Callable[[], WireCredentials],
     folder: str,

@@ -16,14 +16,17 @@ from kclrun.aws.errors import advising
 from kclrun.aws.operations import DELETE_OBJECTS, GET_OBJECT, LIST_OBJECTS_V2, PUT_OBJECT, Operation
 from kclrun.aws.outputs.s3 import ABSENT, Bucket
 from kclrun.errors import ServiceError, SinkError
-from kclrun.model.state import StatePlace
+from kclrun.model.state import StateDestination
 from kclrun.model.wire import WireCredentials
 
 _SUFFIX: Final = ".state"
 
 
 def open_state_objects(
-    place: StatePlace, region: str | None, credentials: Callable[[], WireCredentials], folder: str
+    place: StateDestination,
+    region: str | None,
+    credentials: Callable[[], WireCredentials],
+    folder: str,
 ) -> StateObjects:
     """The versions below `folder` in the bucket of `place`; sends nothing."""
     assert place.s3 is not None, "the settings name a bucket"

@@ -46,7 +46,7 @@ from kclrun.errors import (
 )
 from kclrun.model.letter import LETTERS_MAX, KeptLetter, Letter
 from kclrun.model.stream import short_name, spelled_out
-from kclrun.model.text import escaped, harmless
+from kclrun.model.text import escaped, sanitize
 from kclrun.operating.summaries import names_position, on_one_line, shortened
 from kclrun.outputs.dead_letters import LetterFolder
 from kclrun.ports import LetterStore
@@ -451,6 +451,6 @@ def _fits(letter: Letter, filters: Mapping[str, Any]) -> bool:
 def payload_text(data: bytes) -> str:
     """The payload on one or several lines; one that is not text as base64."""
     try:
-        return harmless(data.decode())
+        return sanitize(data.decode())
     except UnicodeDecodeError:
         return f"base64 {base64.b64encode(data).decode()}"

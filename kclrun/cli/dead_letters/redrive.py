@@ -33,7 +33,7 @@ from kclrun.loading import GLUE, import_paths
 from kclrun.manager.launcher import lease_environment
 from kclrun.model.lease import Lease
 from kclrun.model.letter import KeptLetter, Letter
-from kclrun.model.output import MAIN_OUTPUT, OutputPlace
+from kclrun.model.output import MAIN_OUTPUT, OutputDestination
 from kclrun.model.record import PutEntry
 from kclrun.model.stream import ONLY_STREAM, StreamKey, shard_id_of, stream_name_of, stream_of
 from kclrun.outputs.durable_files import publish_file, remove_unfinished
@@ -222,7 +222,7 @@ def process_again(
     return left
 
 
-def _places(settings: Settings, stream: str) -> tuple[OutputPlace, ...]:
+def _places(settings: Settings, stream: str) -> tuple[OutputDestination, ...]:
     """The outputs of a fleet but for a file that grows."""
     if settings.engine != "fleet":
         return ()
@@ -286,7 +286,7 @@ def _may_read(lease: Lease, letter: Letter) -> bool:
 
 
 def _job(
-    configuration: Configuration, source: StreamSettings, places: tuple[OutputPlace, ...]
+    configuration: Configuration, source: StreamSettings, places: tuple[OutputDestination, ...]
 ) -> RedriveJob:
     settings = configuration.settings
     assert source.processor is not None, "its caller refused that"
@@ -308,7 +308,7 @@ def _job(
     )
 
 
-def _schemas(settings: Settings, places: Sequence[OutputPlace]) -> dict[str, str]:
+def _schemas(settings: Settings, places: Sequence[OutputDestination]) -> dict[str, str]:
     """The schema of each output that has one: Spark's outputs are not among the places."""
     main = {MAIN_OUTPUT: settings.output.schema} if settings.output is not None else {}
     schemas = main | {place.name: place.schema for place in places}

@@ -27,12 +27,12 @@ from kclrun.destinations import open_output, open_registry
 from kclrun.errors import ConfigError, KclrunError, RecordError, SinkError, Superseded
 from kclrun.loading import decoded_options, load_decoder, load_decoding, load_processor
 from kclrun.model.letter import Letter
-from kclrun.model.output import MAIN_OUTPUT, OutputPlace, RowsOf, setting_of
+from kclrun.model.output import MAIN_OUTPUT, OutputDestination, RowsOf, setting_of
 from kclrun.model.output import redriven as redriven_from
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.text import harmless
+from kclrun.model.text import sanitize
 from kclrun.model.time import WallTime, backoff_s
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import Output
@@ -71,7 +71,7 @@ class RedriveJob(msgspec.Struct, frozen=True, kw_only=True):
     decode: str | None = None
     schemas: dict[str, str] = {}
     services: ServiceAccess | None = None
-    places: tuple[OutputPlace, ...] = ()
+    places: tuple[OutputDestination, ...] = ()
     is_manual: bool = False
 
 
@@ -214,7 +214,7 @@ def _rows_of(run: Run, index: int) -> Rows:
 def _opener(job: RedriveJob) -> Open:
     kept: dict[str | None, Any] = {}
 
-    def opened(place: OutputPlace, of: RowsOf) -> Output:
+    def opened(place: OutputDestination, of: RowsOf) -> Output:
         access = job.services
         assert access is not None, "the verb gives it with outputs"
         return open_output(place, of, access.kinesis, lambda: access.credentials, kept)
@@ -232,7 +232,7 @@ def _registry(job: RedriveJob) -> Callable[[], Decode]:
 
 
 def _short(error: str) -> str:
-    return harmless(error)[:_ERROR_CHARACTERS_MAX]
+    return sanitize(error)[:_ERROR_CHARACTERS_MAX]
 
 
 # Pauses of 0.5, 1 and 2 s: a connection is repaired in them. Its operator waits for the verb, and
@@ -242,7 +242,7 @@ _PAUSE_S: Final = 0.5
 _PAUSE_MAX_S: Final = 2.0
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
-Open = Callable[[OutputPlace, RowsOf], Output]
+Open = Callable[[OutputDestination, RowsOf], Output]
 
 
 class LetterRefused(Exception):
@@ -260,7 +260,7 @@ class LetterRows:
 
     def __init__(
         self,
-        places: Sequence[OutputPlace],
+        places: Sequence[OutputDestination],
         open_output: Open,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
@@ -288,7 +288,7 @@ class LetterRows:
         """Every row is checked by its destination before any is written."""
         record = ExtendedSequenceNumber(letter.sequence_number, letter.sub_sequence_number)
         begin, end = redriven_from(record)
-        waiting: list[tuple[OutputPlace, Output, list[Any]]] = []
+        waiting: list[tuple[OutputDestination, Output, list[Any]]] = []
         with ExitStack() as opened:
             for place in self._places:
                 if not rows.get(place.name):
@@ -323,7 +323,7 @@ class LetterRows:
 
 
 @contextmanager
-def _naming(place: OutputPlace) -> Iterator[None]:
+def _naming(place: OutputDestination) -> Iterator[None]:
     """Errors of the destination, with the setting in front."""
     try:
         yield

@@ -26,7 +26,7 @@ from kclrun.errors import LimitExceeded, RecordError, ServiceError, SettingsErro
 from kclrun.model.quotas import SHARD_READ_PAUSE_S
 from kclrun.model.reading import PageCursor
 from kclrun.model.record import IteratorType, StartPoint
-from kclrun.model.stream import called, shard_id_of, stream_of
+from kclrun.model.stream import display_name, shard_id_of, stream_of
 from kclrun.model.time import WallTime
 from kclrun.observe.health import LeaseBody
 from kclrun.ports import ShardReader, next_page
@@ -173,7 +173,7 @@ def _looked_up(reader: ShardReader, shard: str, wanted: set[str]) -> Iterator[tu
                 return
             time.sleep(_PAGE_PAUSE_S)
     except (ServiceError, RecordError) as error:
-        echo(f"{called(shard)}: keys not looked up: {error}", err=True)
+        echo(f"{display_name(shard)}: keys not looked up: {error}", err=True)
 
 
 def _plain(lease: LeaseBody, names: _Names) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def _print(leases: Sequence[LeaseBody], names: _Names) -> None:
     print_table(titles, [_cells(lease, names) for lease in leases])
     for lease in leases:
         if lease.hot is not None:
-            echo(f"\n{called(lease.shard)}: {lease.hot.reason}")
+            echo(f"\n{display_name(lease.shard)}: {lease.hot.reason}")
             for line in _keys(lease, names):
                 echo(f"  {line}")
             echo(f"  {lease.hot.advice}")
@@ -206,10 +206,10 @@ def _print(leases: Sequence[LeaseBody], names: _Names) -> None:
 def _cells(lease: LeaseBody, names: _Names) -> list[str]:
     traffic = lease.traffic
     if traffic is None:
-        return [called(lease.shard), lease.state, "not known yet", "-", "-", "-", "-"]
+        return [display_name(lease.shard), lease.state, "not known yet", "-", "-", "-", "-"]
     heaviest = next(iter(_keys(lease, names)), "-")
     return [
-        called(lease.shard),
+        display_name(lease.shard),
         lease.state,
         traffic_in_words(traffic.in_bytes_per_s, traffic.in_records_per_s),
         f"{traffic.load:.0%}",

@@ -30,7 +30,7 @@ from kclrun.cli.times import DURATION
 from kclrun.config.schema import is_named, stream_name, why_not_named
 from kclrun.config.units import Duration
 from kclrun.model.lease import Lease, LeaseKey, Scope
-from kclrun.model.stream import ONLY_STREAM, StreamKey, called, stream_name_of, stream_of
+from kclrun.model.stream import ONLY_STREAM, StreamKey, display_name, stream_name_of, stream_of
 from kclrun.model.text import some_of
 from kclrun.model.time import WallTime
 from kclrun.operating.changes import Change, Plan, Reach, plan_going_on, plan_pause
@@ -209,14 +209,16 @@ def _print_written(aws: Aws, written: Written, unwritten: Sequence[LeaseKey]) ->
     if done:
         leases = "1 lease" if len(done) == 1 else f"{len(done)} leases"
         echo(f"{leases} changed. Owners see it with their next renewal, within {seen_s:.1f} s")
-    moved = [called(key) for (key, _), each in written.items() if isinstance(each, ConditionFailed)]
+    moved = [
+        display_name(key) for (key, _), each in written.items() if isinstance(each, ConditionFailed)
+    ]
     if moved:
         echo(
             f"Changed by another operator just now, or gone, and left alone: {some_of(moved)}",
             err=True,
         )
     if unwritten:
-        names = some_of([called(key) for key in unwritten])
+        names = some_of([display_name(key) for key in unwritten])
         echo(f"Not changed, because they appeared meanwhile: {names}. Run it again", err=True)
     failed = [
         (key, outcome)

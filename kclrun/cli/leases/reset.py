@@ -39,9 +39,9 @@ from kclrun.config.units import StartPosition
 from kclrun.errors import SettingsError, TableRefused
 from kclrun.leases.shard_sync import Listing
 from kclrun.model.lease import Halt, Lease, LeaseKey
-from kclrun.model.output import OutputPlace, file_name, setting_of
+from kclrun.model.output import OutputDestination, file_name, setting_of
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.stream import StreamKey, called, qualified_shards, stream_of
+from kclrun.model.stream import StreamKey, display_name, qualified_shards, stream_of
 from kclrun.model.time import Instant, WallTime, backoff_s
 from kclrun.operating.positions import (
     KEPT_BYTES_MAX,
@@ -389,9 +389,8 @@ def _show(each: _Reset, settings: Settings, to: str) -> None:
         comes_again = not coming.isdisjoint(rows[write.key].parents)
         coming |= {write.key} if comes_again else set()
         why = "it comes again when its parents end" if comes_again else "its children go on"
-        removed.append(
-            f"{called(write.key)}: {shortened(str(rows[write.key].checkpoint))}, removed: {why}"
-        )
+        before = shortened(str(rows[write.key].checkpoint))
+        removed.append(f"{display_name(write.key)}: {before}, removed: {why}")
     _show_rows(removed)
     for place in output_places(settings, each.stream):
         echo(f"  {setting_of(place.name)}: {_fate(place, plan.generation)}")
@@ -414,12 +413,13 @@ def _begun(each: _Reset, write: ResetLease | CreateLease, to: str) -> str:
     where = to if note is None else shortened(str(_position_of(write)))
     noted = f"; {note}" if note else ""
     if isinstance(write, CreateLease):
-        return f"{called(key)}: new, at {where}{noted}"
+        return f"{display_name(key)}: new, at {where}{noted}"
     halted = "; its halt goes" if each.rows[key].halt is not None else ""
-    return f"{called(key)}: {shortened(str(each.rows[key].checkpoint))} to {where}{noted}{halted}"
+    before = shortened(str(each.rows[key].checkpoint))
+    return f"{display_name(key)}: {before} to {where}{noted}{halted}"
 
 
-def _fate(place: OutputPlace, generation: int) -> str:
+def _fate(place: OutputDestination, generation: int) -> str:
     """What happens to the rows of one output [K4]."""
     if place.grows:
         name = file_name("SHARD", generation)

@@ -16,7 +16,7 @@ from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.tables import most_on_terminal
 from kclrun.errors import KclrunError, NotFound
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.stream import called, shard_id_of, spelled_out
+from kclrun.model.stream import display_name, shard_id_of, spelled_out
 from kclrun.protocol import writes
 
 if TYPE_CHECKING:
@@ -50,10 +50,12 @@ def lease_of(aws: Aws, shard: str) -> Lease:
 
 def _meant(shard: str, leases: Iterable[Lease]) -> Lease | None:
     """The only lease with this part of a key."""
-    found = [lease for lease in leases if shard in (called(lease.key), shard_id_of(lease.key))]
+    found = [
+        lease for lease in leases if shard in (display_name(lease.key), shard_id_of(lease.key))
+    ]
     if len(found) > 1:
         # The same name twice: the stream was deleted and created again, and its old rows remain.
-        names = {called(lease.key) for lease in found}
+        names = {display_name(lease.key) for lease in found}
         exact = sorted(names if len(names) == len(found) else (lease.key for lease in found))
         raise click.UsageError(f"Several streams have a shard {shard}: name {' or '.join(exact)}.")
     return found[0] if found else None
@@ -95,7 +97,7 @@ def print_failures(
     `condition_failed` is the reason if the row was not as it was seen."""
     shown = failed[: most_on_terminal(_FAILURES_SHOWN_MAX)]
     for key, outcome in shown:
-        echo(f"{called(key)}: {_reason(outcome, condition_failed)}", err=True)
+        echo(f"{display_name(key)}: {_reason(outcome, condition_failed)}", err=True)
     if len(shown) < len(failed):
         echo(f"… and {len(failed) - len(shown)} more rows", err=True)
     return max((_exit_code(outcome) for _, outcome in failed), default=exit_codes.DRAINED)

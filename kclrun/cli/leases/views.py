@@ -17,7 +17,7 @@ from kclrun.cli.tables import NOTE, print_table
 from kclrun.cli.waiting import waiting_for
 from kclrun.errors import TableRefused
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.stream import called, short_name
+from kclrun.model.stream import display_name, short_name
 from kclrun.model.time import WallTime
 from kclrun.observe.sample import how_to_resume
 from kclrun.operating.summaries import (
@@ -154,7 +154,7 @@ def print_remedy(lines: Sequence[LeaseSummary], leases_command: str) -> None:
 
 def _cells(line: LeaseSummary) -> list[str]:
     return [
-        called(line.shard),
+        display_name(line.shard),
         line.state,
         line.owner or "-",
         line.checkpoint,

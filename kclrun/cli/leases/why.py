@@ -26,7 +26,7 @@ from kclrun.manager.locks import state_folder
 from kclrun.manager.story import FOLDER
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.shard import Shard
-from kclrun.model.stream import called, qualified_shards, shard_id_of, spelled_out
+from kclrun.model.stream import display_name, qualified_shards, shard_id_of, spelled_out
 from kclrun.model.time import WallTime
 from kclrun.observe.story import ReadStory, read_story
 from kclrun.operating.finished import Finished, ended_in_stories
@@ -90,7 +90,7 @@ def why(
         is_finished = None if until is not None else standing.is_finished
         echo(json.dumps(plain | {"is_finished": is_finished}, indent=2))
     else:
-        echo(called(key))
+        echo(display_name(key))
         _show(story, shows_all=shows_all)
         if until is not None:
             now = (f"At {_day(until)} {_clock(until)} {story.state}.",)
@@ -149,7 +149,7 @@ def _without_row(
     keys = sorted(key for key in {*shards, *recorded} if named in _names_of(key))
     if len(keys) > 1:
         raise click.UsageError(
-            f"Several streams have a shard {named}: name {' or '.join(map(called, keys))}."
+            f"Several streams have a shard {named}: name {' or '.join(map(display_name, keys))}."
         )
     key = keys[0] if keys else named
     if key not in recorded and not judge.is_named(key):
@@ -177,7 +177,7 @@ def _without_row(
 
 
 def _names_of(key: str) -> tuple[str, str, str]:
-    return key, called(key), shard_id_of(key)
+    return key, display_name(key), shard_id_of(key)
 
 
 def _listed(aws: Aws) -> tuple[dict[str, Shard], str]:

@@ -27,13 +27,13 @@ from kclrun.cli.page.command import every_option, refuse_interval
 from kclrun.cli.terminal import stop_signals
 from kclrun.config.units import Duration
 from kclrun.model.stream import short_name
-from kclrun.model.text import harmless
+from kclrun.model.text import sanitize
 from kclrun.model.time import WallTime
 from kclrun.operating.summaries import (
+    duration_text,
     host_of,
     on_one_line,
     soonest,
-    spelled,
     with_short_positions,
     worst,
 )
@@ -215,7 +215,7 @@ def _filled(text: str, width: int | None, lines_max: int | None = None) -> list[
     if width is None:
         return [text]
     return textwrap.wrap(
-        harmless(text), width, max_lines=lines_max, placeholder=" …", break_on_hyphens=False
+        sanitize(text), width, max_lines=lines_max, placeholder=" …", break_on_hyphens=False
     )
 
 
@@ -233,7 +233,7 @@ def _trouble(rows: Sequence[Row], snapshot: Snapshot, width: int | None) -> list
 
 
 def _line(text: str, style: str = "") -> Text:
-    return Text(harmless(text), style=style, no_wrap=True, overflow="ellipsis")
+    return Text(sanitize(text), style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _figures(rows: Sequence[Row], snapshot: Snapshot) -> str:
@@ -242,8 +242,12 @@ def _figures(rows: Sequence[Row], snapshot: Snapshot) -> str:
     )
     lags = tuple(row.lag for row in rows if row.lag is not None)
     furthest, first = worst(lags), soonest(lags)
-    behind = "lag not known" if furthest is None else f"at most {spelled(furthest.behind_s)} behind"
-    lost = "" if first is None else f", {spelled(first.loss_in_s)} to the first loss"
+    behind = (
+        "lag not known"
+        if furthest is None
+        else f"at most {duration_text(furthest.behind_s)} behind"
+    )
+    lost = "" if first is None else f", {duration_text(first.loss_in_s)} to the first loss"
     owners = {lease.owner for lease in snapshot.leases.values() if lease.owner}
     silent = f" ({len(snapshot.owners.silent)} silent)" if snapshot.owners.silent else ""
     counted_owners = "1 owner" if len(owners) == 1 else f"{len(owners)} owners"
@@ -332,10 +336,10 @@ def _cells(row: Row, snapshot: Snapshot) -> tuple[str, ...]:
         short_name(row.key),
         row.state,
         lag_text(row),
-        "-" if loss_in_s is None else spelled(loss_in_s),
+        "-" if loss_in_s is None else duration_text(loss_in_s),
         "-" if load is None else f"{load.kbps:.1f}",
         "-" if load is None else f"{load.cpu:.3f}",
         host_of(row.owner) or "-",
         on_one_line(row.note),
     )
-    return tuple(map(harmless, cells))
+    return tuple(map(sanitize, cells))

@@ -35,7 +35,7 @@ from kclrun.model.output import Cursor
 from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import ShardGraph
 from kclrun.model.state import is_own_version, version_folder
-from kclrun.model.stream import called, shard_id_of, stream_of
+from kclrun.model.stream import display_name, shard_id_of, stream_of
 from kclrun.model.time import WallTime
 from kclrun.operating.reset import refuse_owners
 from kclrun.operating.summaries import shortened
@@ -138,7 +138,7 @@ def _targets(options: RebuildOptions, rows: Iterable[tuple[Lease, VersionStore]]
     """Raises: SettingsError for a shard without a lease, or one that has not begun."""
     found, targets = set(), []
     for row, store in rows:
-        names = {row.key, shard_id_of(row.key), called(row.key)} & set(options.shards)
+        names = {row.key, shard_id_of(row.key), display_name(row.key)} & set(options.shards)
         found |= names
         if options.shards and not names:
             continue
@@ -148,7 +148,9 @@ def _targets(options: RebuildOptions, rows: Iterable[tuple[Lease, VersionStore]]
             and not is_own_version(row.state_version)
         ):
             if names:
-                raise SettingsError(f"{called(row.key)} has not begun: it has no state of its own")
+                raise SettingsError(
+                    f"{display_name(row.key)} has not begun: it has no state of its own"
+                )
             continue
         wrong = read_state(row, store)[0].wrong
         if wrong or options.is_all or names:
@@ -181,7 +183,7 @@ def _lines(plan: _Rebuild) -> Iterator[str]:
     store = "" if settings.state is None else settings.state.store
     for target in plan.targets:
         row = target.row
-        yield f"{called(row.key)}, up to {shortened(str(row.checkpoint))}: {target.why}"
+        yield f"{display_name(row.key)}, up to {shortened(str(row.checkpoint))}: {target.why}"
     yield f"{len(plan.asked.stops or ())} shards are read again, from {began} on:"
     yield f"  leases: of their own, in table {table_of(settings, plan.asked)}"
     yield "  rows: dropped; the outputs have them already"
@@ -222,7 +224,7 @@ def _replay_and_write(plan: _Rebuild, fleet: Aws) -> int:
         return code
     command.delete_leases(files.settings, files.settings.table)
     shutil.rmtree(plan.folder)
-    halted = [called(each.row.key) for each in plan.targets if each.row.halt is not None]
+    halted = [display_name(each.row.key) for each in plan.targets if each.row.halt is not None]
     if halted:
         echo(f"Let them go on:  kclrun leases resume {' '.join(halted)} --yes")
     return exit_codes.DRAINED
@@ -256,7 +258,7 @@ def _write(aws: Aws, target: _Target, made: Lease, store: StateFiles) -> writes.
     assert versions.version is not None, "a first version is written even if it is empty"
     outcome = _name_version(aws, row, versions.version)
     if isinstance(outcome, writes.Applied):
-        echo(f"{called(row.key)}: has its state at {shortened(str(row.checkpoint))}")
+        echo(f"{display_name(row.key)}: has its state at {shortened(str(row.checkpoint))}")
     return outcome
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kclrun.config.schema import Settings
     from kclrun.local.filling import Filling, FillReport
     from kclrun.manager.forks import Launcher
-    from kclrun.manager.world import World
+    from kclrun.manager.world import FleetServices
     from kclrun.observe.sample import ManagerSample
 
 OnSample = Callable[["ManagerSample"], None]
@@ -189,7 +189,7 @@ def _run_fleet(
     return reason.exit_code
 
 
-def _open_fleet(settings: Settings) -> tuple[Launcher, World]:
+def _open_fleet(settings: Settings) -> tuple[Launcher, FleetServices]:
     """Start the launcher and open the AWS clients.
 
     The launcher imports the modules of lease processes while this process makes its AWS calls.

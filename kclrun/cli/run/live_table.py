@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kclrun.model.stream import short_name
-from kclrun.model.text import harmless
+from kclrun.model.text import sanitize
 from kclrun.observe.sample import LeaseSample, ManagerSample, how_to_resume
 from kclrun.operating.summaries import with_short_positions
 
@@ -94,7 +94,7 @@ def _table(sample: ManagerSample, shown: Sequence[LeaseSample], width: int) -> T
         )
     for lease in shown:
         style = _STYLES.get(lease.state, "")
-        table.add_row(*(Text(harmless(column.cell(lease))) for column in columns), style=style)
+        table.add_row(*(Text(sanitize(column.cell(lease))) for column in columns), style=style)
     return table
 
 
@@ -138,7 +138,7 @@ def _trouble(sample: ManagerSample, width: int) -> list[Text]:
 
 def _filled(text: str, width: int, lines_max: int) -> list[str]:
     return textwrap.wrap(
-        harmless(" ".join(text.split())),
+        sanitize(" ".join(text.split())),
         width,
         max_lines=lines_max,
         placeholder=" …",
@@ -151,7 +151,7 @@ def _headline(sample: ManagerSample, *, is_high: bool) -> list[Text]:
     lines = [f"{sample.application} on {sample.stream}  {_clock(sample.uptime_s)}{state}"]
     kind = "leases are taken as" if sample.has_leases else "run"
     lines += [f"{kind} {sample.owner}"] * is_high
-    return [Text(harmless(line), overflow="ellipsis", no_wrap=True) for line in lines]
+    return [Text(sanitize(line), overflow="ellipsis", no_wrap=True) for line in lines]
 
 
 def _totals(sample: ManagerSample, width: int) -> list[Text]:
@@ -339,7 +339,7 @@ class LiveDisplay:
         if len(self._rest) > _LINE_BYTES_MAX or (not arrived and self._rest):
             lines, self._rest = [*lines, self._rest], b""
         for line in lines:
-            text = harmless(line.decode(errors="replace").rstrip("\r"))
+            text = sanitize(line.decode(errors="replace").rstrip("\r"))
             for row in wrapped(text, console.width):
                 console.print(Text(row), soft_wrap=True)
         return bool(arrived)

@@ -151,12 +151,12 @@ def _follow(
 
 
 def _take_in(event: ReadEvent, view: _View, said: str, *, follows: bool) -> None:
-    from kclrun.reading.readers import AllBegun, Arrived, Ended, Expired, Passed, Trouble
+    from kclrun.reading.readers import Arrived, Ended, EveryShardBegan, Expired, Passed, Trouble
 
     match event:
         case Arrived(shard_id=shard_id, records=records):
             view.show(shard_id, records)
-        case AllBegun():
+        case EveryShardBegan():
             echo(f"Tailing {said}; Ctrl-C ends it", err=True)
         case Ended(shard_id=shard_id, children=children, is_trimmed=is_trimmed):
             heirs = ", ".join(children) or "nothing"

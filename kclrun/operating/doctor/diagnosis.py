@@ -30,7 +30,7 @@ from kclrun.model.lease import (
 )
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import Shard
-from kclrun.model.stream import ONLY_STREAM, called, shard_id_of, stream_name_of, stream_of
+from kclrun.model.stream import ONLY_STREAM, display_name, shard_id_of, stream_name_of, stream_of
 from kclrun.operating.doctor.findings import (
     Circumstances,
     Finding,
@@ -102,7 +102,7 @@ def _kinds_of_keys(pair: Pair) -> Iterator[Finding]:
             keys=tuple(mixed),
             evidence="they are named as in an application of"
             + (" several streams, this one has one" if ONLY_STREAM in configured else " one stream")
-            + f": {called(mixed[0])}",
+            + f": {display_name(mixed[0])}",
             repair=() if _are_read(mixed, pair) else deleted(pair.rows_of(mixed)),
             advice="no manager starts on such a table. If these rows are the wrong kind they can"
             " go; else give one of the two applications a table of its own",
@@ -198,7 +198,7 @@ def _halted(lease: Lease, pair: Pair) -> Iterator[Finding]:
         f" records are kept: {lease.halt.reason}",
         repair=(ResumeLease(lease.key, lease.may_forget_outputs),),
         advice="fix the processor first: else it halts at the same record again; what has expired"
-        f" is gone. The same as  kclrun leases resume {called(lease.key)} --yes",
+        f" is gone. The same as  kclrun leases resume {display_name(lease.key)} --yes",
     )
 
 
@@ -215,7 +215,7 @@ def _paused(lease: Lease, pair: Pair) -> Iterator[Finding]:
         keys=(lease.key,),
         evidence=f"{pause.in_words()}; records are kept for {facts.retention_s / 3600:g}"
         f" h{reads_on}",
-        advice=f"to end the pause:  kclrun resume {called(lease.key)} --yes",
+        advice=f"to end the pause:  kclrun resume {display_name(lease.key)} --yes",
     )
 
 

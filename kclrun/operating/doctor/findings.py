@@ -18,7 +18,7 @@ from kclrun.leases.table_view import Observation, TableView, is_unowned
 from kclrun.model.lease import ASK_STALE_AFTER_S, Lease, LeaseKey, Owner, OwnerId
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import Shard
-from kclrun.model.stream import StreamKey, called, stream_of
+from kclrun.model.stream import StreamKey, display_name, stream_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol.writes import (
     Amend,
@@ -398,8 +398,8 @@ def _ends_itself(finding: Finding, pair: Pair) -> str | None:
         if row.halt is not None:
             return (
                 f"it is halted, and its owner {row.owner} is alive. Resume it:  kclrun leases"
-                f" resume {called(row.key)} --yes  ; its owner then ends it by itself, says so with"
-                " records_expired, and its children are read"
+                f" resume {display_name(row.key)} --yes  ; its owner then ends it by itself, says"
+                " so with records_expired, and its children are read"
             )
         return (
             f"its owner {row.owner} is alive and ends it by itself, with the error records_expired"

@@ -15,7 +15,7 @@ import msgspec
 
 from kclrun.errors import SettingsError
 from kclrun.model.shard import HashRange
-from kclrun.model.state import StatePlace, version_folder
+from kclrun.model.state import StateDestination, version_folder
 from kclrun.spark.positions import Place, Position
 from kclrun.state.chain import Chain
 from kclrun.state.versions import checked, token_of, with_checksum
@@ -56,7 +56,7 @@ class BatchState(msgspec.Struct, frozen=True):
 class QueryPlace(msgspec.Struct, frozen=True):
     """Where the state of an application's stream is. `may_begin_empty` is in `place`."""
 
-    place: StatePlace
+    place: StateDestination
     application: str
     stream: str
 

@@ -35,7 +35,7 @@ from kclrun.errors import (
 )
 from kclrun.loading import decoded_options, load_decoding, load_processor
 from kclrun.methods import call_method, fires_timers, unused_event_time
-from kclrun.model.letter import Letter, LetterPlace
+from kclrun.model.letter import Letter, LetterDestination
 from kclrun.model.output import EMITTED_OUTSIDE, MAIN_OUTPUT, no_output
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
@@ -242,7 +242,7 @@ class ProcessorJob(msgspec.Struct, frozen=True, kw_only=True):
     uncheckpointed_max: int
     on_error: ErrorPolicy
     concurrency: Concurrency | None = None
-    letters: LetterPlace = LetterPlace()
+    letters: LetterDestination = LetterDestination()
     decode: str | None = None
     glue_url: str | None = None
     schema: str | None = None

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from pyarrow import parquet
 
 from kclrun.destinations import open_letters
-from kclrun.model.letter import LetterPlace
+from kclrun.model.letter import LetterDestination
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from tests.chaos import two_managers
 from tests.chaos.outcomes.flights import Flights
@@ -147,8 +147,8 @@ class OutcomesRun(two_managers.TwoManagers):
     def _letters(self):
         endpoint = self._aws.embedded.endpoint
         places = {
-            "path": LetterPlace(path=str(self._folder / "letters")),
-            "s3": LetterPlace(s3=f"s3://{BUCKET}/letters", s3_url=endpoint),
+            "path": LetterDestination(path=str(self._folder / "letters")),
+            "s3": LetterDestination(s3=f"s3://{BUCKET}/letters", s3_url=endpoint),
         }
         place = places[self._plan.letters]
         kinesis = WireEndpoint(self._aws.embedded.kinesis_endpoint, REGION, REGION)

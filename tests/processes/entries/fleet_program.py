@@ -12,7 +12,7 @@ from kclrun.config.units import Duration
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.manager.forks import Launcher
 from kclrun.manager.runtime import run_fleet
-from kclrun.manager.world import SourceStream, World
+from kclrun.manager.world import FleetServices, SourceStream
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -79,7 +79,7 @@ def main():
         log=LogSettings(level="debug", format="json"),
     )
     stream = TwoShards()
-    world = World(
+    world = FleetServices(
         table=LockedRows(),
         streams={ONLY_STREAM: SourceStream(stream, stream.summary(), settings.sources[0])},
         credentials=Keys(),

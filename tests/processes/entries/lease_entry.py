@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from kclrun.ipc.board import Segment
-from kclrun.ipc.channel import Doorbell, PeerGone, Quiet
+from kclrun.ipc.channel import Doorbell, NoMessage, PeerGone
 from kclrun.ipc.exit_codes import DONE, FAILED, LOST, UNCLAIMED
 from kclrun.ipc.messages import Drain, channel_of_worker, encode_report
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
@@ -29,7 +29,7 @@ def run(segment_fd, doorbell_fd, channel_fd):
     entered = time.clock_gettime(time.CLOCK_BOOTTIME)
     channel = channel_of_worker(channel_fd)
     begin = channel.receive(10.0)
-    if isinstance(begin, PeerGone | Quiet):
+    if isinstance(begin, PeerGone | NoMessage):
         return UNCLAIMED
     spec = begin.spec
     segment = Segment.attach(segment_fd)

@@ -69,8 +69,8 @@ OF_LEASE_PROCESSES = (
     Mutant(
         name="offer-before-the-last-batch",
         file="kclrun/lease/states.py",
-        old="Step.EXHAUSTED: State.CREATING,\n        Step.WITHDRAWN: State.STOPPING,",
-        new="Step.EXHAUSTED: State.CREATING,\n        Step.WITHDRAWN: State.RELEASING,",
+        old="Transition.EXHAUSTED: State.CREATING,\n        Transition.WITHDRAWN: State.STOPPING,",
+        new="Transition.EXHAUSTED: State.CREATING,\n        Transition.WITHDRAWN: State.RELEASING,",
         breaks="a drained lease is offered while its last batch is under way",
         source="P17: finish the batch; then one write",
         found_at=0,
@@ -222,7 +222,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="any-write-of-mine-taken-for-this-one",
-        file="kclrun/protocol/writes.py",
+        file="kclrun/protocol/in_flight.py",
         old="return Fate.APPLIED if was_applied(change, row) else Fate.MISSING",
         new="return Fate.APPLIED",
         breaks="an earlier checkpoint that applied is taken for the end of the shard",
@@ -232,7 +232,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="rebased-to-a-lower-position",
-        file="kclrun/protocol/writes.py",
+        file="kclrun/protocol/in_flight.py",
         old="position = max(change.position, row.checkpoint)",
         new="position = change.position",
         breaks="the position of a late checkpoint is adopted, and a lower one written over it",
@@ -271,8 +271,8 @@ OF_LEASE_PROCESSES = (
     Mutant(
         name="end-without-children",
         file="kclrun/lease/states.py",
-        old="        Step.EXHAUSTED: State.CREATING,",
-        new="        Step.EXHAUSTED: State.ENDING,",
+        old="        Transition.EXHAUSTED: State.CREATING,",
+        new="        Transition.EXHAUSTED: State.ENDING,",
         breaks="a shard ends before the leases of its children exist",
         source="P12: the order of a shard's end",
         # In a fleet the audit creates the children a scan and a listing later.

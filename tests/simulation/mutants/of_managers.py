@@ -40,11 +40,11 @@ OF_MANAGERS = (
     Mutant(
         name="take-not-read-back",
         file="kclrun/leases/held_leases.py",
-        old=("                if not held_lease.in_flight.unresolved:"),
+        old="                return [held_lease.read_back()]",
         new=(
             "                if isinstance(change, writes.Take):\n"
-            "                    return self._judged(held_lease, None, now, answered=True)\n"
-            "                if not held_lease.in_flight.unresolved:"
+            "                    return self._judge(held_lease, None, now)\n"
+            "                return [held_lease.read_back()]"
         ),
         breaks="a take that applied without an answer is given up: the row says us, nobody reads",
         source="a2",
@@ -74,8 +74,8 @@ OF_MANAGERS = (
     Mutant(
         name="scan-believed-about-parents",
         file="kclrun/leases/held_leases.py",
-        old="held_lease.are_parents_over = held_lease.are_parents_over or not row.parents",
-        new="held_lease.are_parents_over = True",
+        old="            are_parents_over = held_lease.are_parents_over or not row.parents",
+        new="            are_parents_over = True",
         breaks="a child is started on the word of a scan, without consistent reads",
         source="trace C2",
         # Rows of a simulated scan are never stale, as an eventually consistent one's may be.
@@ -84,8 +84,8 @@ OF_MANAGERS = (
     Mutant(
         name="drained-manager-keeps-idle-rows",
         file="kclrun/leases/held_leases.py",
-        old="        if self.is_draining or self._is_asked_for(row, now):",
-        new="        if self._is_asked_for(row, now):",
+        old="        if self.is_draining or is_asked_for:",
+        new="        if is_asked_for:",
         breaks="a draining manager keeps rows that have no process, and never finishes",
         source="trace N8",
         # In a fleet a drain has an end by time, and what it left behind expires: time is lost.
@@ -258,7 +258,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="failed-starts-never-offered",
-        file="kclrun/leases/held_lease.py",
+        file="kclrun/leases/restarts.py",
         old="        is_failing = self.failed_starts >= FAILED_STARTS_MAX",
         new="        is_failing = False",
         breaks="a host that can start no process keeps its share of the leases, and reads none",
@@ -267,7 +267,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="halted-after-one-hosts-deaths",
-        file="kclrun/leases/held_lease.py",
+        file="kclrun/leases/restarts.py",
         old="            if failed_slot not in {None, slot} or self.deaths >= DEATHS_ALONE_MAX:",
         new="            if self.has_tripped:",
         breaks="five deaths on a host short of memory halt a lease for the whole fleet",
@@ -276,7 +276,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="deaths-counted-anew-on-each-host",
-        file="kclrun/leases/held_lease.py",
+        file="kclrun/leases/restarts.py",
         old="            if failed_slot not in {None, slot} or self.deaths >= DEATHS_ALONE_MAX:",
         new="            if self.deaths >= DEATHS_ALONE_MAX:",
         breaks="a lease that kills whatever runs it wanders through the fleet",
@@ -322,8 +322,8 @@ OF_MANAGERS = (
     Mutant(
         name="expired-starts-tried-for-ever",
         file="kclrun/leases/held_lease.py",
-        old="                if now >= self.confirmed_instant + failover_s:\n",
-        new="                if False:\n",
+        old="        if now >= self.confirmed_instant + failover_s:\n",
+        new="        if False:\n",
         breaks="a host so slow that start commands expire keeps its leases and reads none of them",
         source="P17: what fails because of the host leaves the host",
         layer=SICK_HOST,
@@ -424,7 +424,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="starved-at-records-never-counts",
-        file="kclrun/leases/held_lease.py",
+        file="kclrun/leases/restarts.py",
         old="        if at_records:\n",
         new="        if False:\n",
         breaks="a record that needs more memory than any host has wanders, and is never halted",
@@ -443,7 +443,7 @@ OF_MANAGERS = (
     Mutant(
         name="paused-lease-started",
         file="kclrun/leases/held_leases.py",
-        old="            return Step.TO_BE_PAUSED",
+        old="            return Transition.TO_BE_PAUSED",
         new="            pass",
         breaks="a manager starts a process for a paused lease",
         source="a pause, attacked",

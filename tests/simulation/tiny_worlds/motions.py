@@ -11,7 +11,7 @@ from collections import deque
 from kclrun.calling.delivery import ConfirmEnd, ConfirmStop, StartBatch
 from kclrun.lease import commands as worker_commands
 from kclrun.lease import events as worker_on
-from kclrun.lease.policy import LifePolicy
+from kclrun.lease.policy import LeasePolicy
 from kclrun.lease.state_machine import LeaseStateMachine
 from kclrun.leases import commands as manager_commands
 from kclrun.leases import events
@@ -211,7 +211,7 @@ class Motion:
         host = self.hosts[index]
         rules.check_start(self, index, start.key)
         host.started += 1
-        policy = LifePolicy(
+        policy = LeasePolicy(
             key=start.key,
             me=OWNERS[index],
             seen_counter=start.counter,

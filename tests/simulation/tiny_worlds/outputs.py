@@ -17,7 +17,7 @@ import msgspec
 
 from kclrun.errors import InvariantViolation, SettingsError, SinkError, Superseded
 from kclrun.lease import commands, events
-from kclrun.lease.policy import LifePolicy
+from kclrun.lease.policy import LeasePolicy
 from kclrun.lease.state_machine import LeaseStateMachine
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, LeaseKey
@@ -123,7 +123,7 @@ class Owner:
     def __init__(self, world, index, counter) -> None:
         self.world = world
         self.life = LeaseStateMachine(
-            LifePolicy(
+            LeasePolicy(
                 key=KEY,
                 me=OWNERS[index],
                 seen_counter=counter,

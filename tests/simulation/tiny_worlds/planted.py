@@ -14,10 +14,11 @@ from kclrun.lease.checkpoints import CheckpointLedger
 from kclrun.lease.events import WriteResolved
 from kclrun.lease.lease_writer import LeaseWriter
 from kclrun.lease.state_machine import LeaseStateMachine
-from kclrun.leases import held_leases, table_view
+from kclrun.leases import held_lease, held_leases, table_view
 from kclrun.leases.table_view import Observation
 from kclrun.local import lease_rows
-from kclrun.protocol.writes import Claim, ConditionFailed, InFlight, Take
+from kclrun.protocol.in_flight import InFlight
+from kclrun.protocol.writes import Claim, ConditionFailed, Take
 
 
 class Bug(NamedTuple):
@@ -107,7 +108,7 @@ def _starts_after_one_parent() -> Iterator[None]:
         return any_ended([rows.get(parent) for parent in lease.parents])
 
     with (
-        mock.patch.object(held_leases, "have_ended", any_ended),
+        mock.patch.object(held_lease, "have_ended", any_ended),
         mock.patch.object(held_leases, "seem_over", any_seems_over),
         mock.patch.object(table_view, "seem_over", any_seems_over),
     ):

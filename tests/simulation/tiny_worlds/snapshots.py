@@ -37,8 +37,9 @@ STATE = {
         *("wall_offset_s", "_keys", "_owners", "_counters", "_seen_instant", "_still", "_asks"),
     ),
     "LoadBalancer": (),
-    "HeldLeases": ("held_leases", "is_draining", "are_others_in_sight", "_refusals"),
-    "Places": (
+    "HeldLeases": ("held_leases", "is_draining", "are_others_in_sight"),
+    "RowWrites": ("_refusals",),
+    "HostCapacity": (
         *("count", "proven", "reason", "is_short", "short_since"),
         *("_step", "_pause_s", "_raised_instant", "_raise_instant", "_expired_starts"),
     ),

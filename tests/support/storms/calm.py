@@ -191,7 +191,7 @@ class Calm:
 
     def _are_hosts_short(self) -> bool:
         """Whether a host failed, and holds fewer leases than it may until it has proven itself."""
-        return any(host.core.host_places.is_short for host in self._fleet.hosts_up())
+        return any(host.core.host_capacity.is_short for host in self._fleet.hosts_up())
 
     def _drained_after_s(self) -> float:
         """One generation after the other is read to its end and ended. A scan takes and starts its

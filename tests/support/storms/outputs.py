@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.lease import commands, events
-from kclrun.lease.policy import LifePolicy
+from kclrun.lease.policy import LeasePolicy
 from kclrun.lease.states import State
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
@@ -214,7 +214,7 @@ class ProcessWithOutputs(LeaseProcess):
 
     stores: dict[int, Store]
 
-    def policy(self, host: Any, start: Any) -> LifePolicy:
+    def policy(self, host: Any, start: Any) -> LeasePolicy:
         if id(host.world) not in self.stores:
             self.stores[id(host.world)] = self.store_kind(host.world)
         self.store = self.stores[id(host.world)]

@@ -25,7 +25,7 @@ from kclrun.calling.failures import Breaker, Halt, LetGo
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.errors import SettingsError, SinkError
 from kclrun.lease import commands, events
-from kclrun.lease.policy import LifePolicy
+from kclrun.lease.policy import LeasePolicy
 from kclrun.lease.states import State
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.policies import Concurrency, ErrorPolicy
@@ -392,7 +392,7 @@ class ProcessWithState(ProcessWithOutputs):
     store_kind = VersionsOfWorld
     store: VersionsOfWorld
 
-    def policy(self, host: Any, start: Any) -> LifePolicy:
+    def policy(self, host: Any, start: Any) -> LeasePolicy:
         policy = super().policy(host, start)
         self.outputs: Outputs | None = None
         self._parents: dict[LeaseKey, Lease | None] = {}

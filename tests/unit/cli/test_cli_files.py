@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from kclrun.cli.program import run_program
-from kclrun.model.output import Cursor, OutputPlace, RowsOf
+from kclrun.model.output import Cursor, OutputDestination, RowsOf
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 from kclrun.outputs.rolled_files import open_rolled_files
@@ -26,7 +26,7 @@ def write(folder: Path, token: int, *cuts: int, unfinished: int = 0) -> None:
         generation=0,
         token=token,
     )
-    output = open_rolled_files(OutputPlace(name="output", path=str(folder), roll_s=60.0), of)
+    output = open_rolled_files(OutputDestination(name="output", path=str(folder), roll_s=60.0), of)
     assert output.begin(at(cuts[0])) == at(cuts[0])
     for end in cuts[1:]:
         output.add([output.encode({"n": end})[0]], at(end))

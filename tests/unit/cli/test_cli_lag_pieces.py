@@ -27,7 +27,7 @@ from kclrun.model.sequence import (
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import WallTime
-from kclrun.operating.summaries import Lag, LagSummary, lag_line, spelled, waiting_for
+from kclrun.operating.summaries import Lag, LagSummary, duration_text, lag_line, waiting_for
 from tests.support.stream_ports import ModelStream
 from tests.support.tables import over_rows
 
@@ -273,7 +273,7 @@ def line(shard: str, behind_s: float | None, **more: object) -> LagSummary:
     ],
 )
 def test_durations_are_spelled_in_two_units(seconds, text):
-    assert spelled(seconds) == text
+    assert duration_text(seconds) == text
 
 
 def test_a_check_that_cannot_tell_does_not_say_yes():

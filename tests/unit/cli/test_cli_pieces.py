@@ -31,7 +31,7 @@ from kclrun.model.sequence import LATEST
 from kclrun.model.text import some_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.ports import StreamSummary
-from kclrun.reading.readers import AllBegun, Arrived, Ended, Trouble
+from kclrun.reading.readers import Arrived, Ended, EveryShardBegan, Trouble
 from kclrun.simulation import what_if
 from kclrun.simulation.what_if import Figures, PhaseFigures, Series, WhatIf
 from kclrun.simulation.world import FleetSettings
@@ -618,7 +618,7 @@ def test_events_of_a_tail_are_reported_beside_its_records(capsys):
     taken: list[Any] = []
     view: Any = SimpleNamespace(show=lambda *shown: taken.append(shown))
     for event in (
-        AllBegun(),
+        EveryShardBegan(),
         Arrived("s", ["record"]),  # type: ignore[list-item]
         Ended("s", ("t", "u")),
         Ended("s", ()),
@@ -749,7 +749,9 @@ def test_a_tail_goes_on_until_it_is_full_over_or_alone(monkeypatch):
             given.append((arguments[0], more))
 
         def __enter__(self) -> Any:
-            return SimpleNamespace(events=lambda: iter([None, AllBegun(), None, AllBegun()]))
+            return SimpleNamespace(
+                events=lambda: iter([None, EveryShardBegan(), None, EveryShardBegan()])
+            )
 
         def __exit__(self, *_: object) -> None: ...
 
@@ -769,7 +771,7 @@ def test_a_tail_goes_on_until_it_is_full_over_or_alone(monkeypatch):
         )
 
     assert (follow(), len(took)) == (0, 2)
-    assert took[0] == (AllBegun(), {"follows": True})
+    assert took[0] == (EveryShardBegan(), {"follows": True})
     assert (follow(full_after=1), len(took)) == (0, 1)
     assert (follow(over_after=1), len(took)) == (0, 1)
     assert given[0] == ({}, {"follows": True, "patience_s": 60.0, "may_be_listed": False})

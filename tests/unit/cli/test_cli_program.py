@@ -29,7 +29,7 @@ from kclrun.errors import (
     host_refusal,
 )
 from kclrun.local import server
-from kclrun.model.text import harmless
+from kclrun.model.text import sanitize
 from tests.support.tables import over_rows
 
 
@@ -111,7 +111,7 @@ def test_resuming_explains_itself_without_a_configuration(capsys):
 
 
 def test_foreign_text_cannot_move_the_cursor_or_forge_a_line():
-    assert harmless("a\x1b[2Jb\rc\u202ed\ne\t") == "a\ufffd[2Jb\ufffdc\ufffdd\ne\t"
+    assert sanitize("a\x1b[2Jb\rc\u202ed\ne\t") == "a\ufffd[2Jb\ufffdc\ufffdd\ne\t"
 
 
 def test_a_host_with_nothing_to_give_is_reported_with_where_it_was_missed_and_is_no_bug(capsys):

@@ -16,7 +16,7 @@ from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import spelled_out
-from kclrun.model.text import escaped, escaped_in_json, harmless
+from kclrun.model.text import escaped, escaped_in_json, sanitize
 from kclrun.model.time import WallTime
 from kclrun.ports import ShardReader
 from kclrun.reading.readers import ShardLineage, ShardPages
@@ -289,17 +289,17 @@ def test_no_control_and_no_formatting_character_passes():
     text = "x".join(sorted(unsafe()))
 
     assert unsafe() >= set("\u061c\u200b\ufeff\xad\ufff9\ufffb\U000e0041\u202e\x1b\x9b")
-    assert not unsafe() & set(harmless(text))
+    assert not unsafe() & set(sanitize(text))
     assert escaped(text).isascii()
     assert escaped(text, keeps_lines=True).isascii()
     assert escaped("a\tb\n") == "a\\tb\\n"
-    assert harmless("a\tb\n") == escaped("a\tb\n", keeps_lines=True) == "a\tb\n"
+    assert sanitize("a\tb\n") == escaped("a\tb\n", keeps_lines=True) == "a\tb\n"
 
 
 def test_words_of_any_language_pass():
     text = "Zoë, 日本語, עברית, हिन्दी, ❤️ 👍🏽, ½ €"
 
-    assert harmless(text) == escaped(text) == escaped_in_json(text) == text
+    assert sanitize(text) == escaped(text) == escaped_in_json(text) == text
 
 
 def test_json_shows_no_such_character_and_says_the_same():

@@ -4,7 +4,7 @@ from kclrun.config.load import settings_of
 from kclrun.config.outputs import output_places
 from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError
-from kclrun.model.output import OutputPlace
+from kclrun.model.output import OutputDestination
 from kclrun.model.stream import ONLY_STREAM, StreamKey
 from kclrun.model.time import WallTime
 from tests.support.tables import over_rows
@@ -21,7 +21,7 @@ def loaded(more: str) -> Settings:
     return settings_of(LEAST + more, environment={"PW": "secret"}, now=WallTime(1_780_000_000.0))
 
 
-def places(more: str, stream: StreamKey = ONLY_STREAM) -> tuple[OutputPlace, ...]:
+def places(more: str, stream: StreamKey = ONLY_STREAM) -> tuple[OutputDestination, ...]:
     return output_places(loaded(more), stream)
 
 
@@ -112,7 +112,7 @@ output: {s3: 's3://bucket/x'}
 """
     common = {"buffer_bytes": 64 * MIB}
     assert places(text) == (
-        OutputPlace(
+        OutputDestination(
             name="output",
             s3="s3://bucket/x",
             roll_s=60.0,
@@ -120,7 +120,7 @@ output: {s3: 's3://bucket/x'}
             endpoint_url="http://localhost:4567",
             **common,
         ),
-        OutputPlace(
+        OutputDestination(
             name="b",
             sql="sqlite:///x",
             table="t",
@@ -130,14 +130,14 @@ output: {s3: 's3://bucket/x'}
             schema="a int, d int",
             **common,
         ),
-        OutputPlace(
+        OutputDestination(
             name="a",
             sns="arn:aws:sns:eu-west-1:123456789012:t.fifo",
             key=("id",),
             buffer_bytes=MIB,
             endpoint_url="http://localhost:99",
         ),
-        OutputPlace(
+        OutputDestination(
             name="c",
             path="o",
             roll_s=5.0,

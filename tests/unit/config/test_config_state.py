@@ -5,7 +5,7 @@ import pytest
 from kclrun.config.load import settings_of
 from kclrun.config.state import checkpoint_every, state_place
 from kclrun.errors import SettingsError
-from kclrun.model.state import StatePlace, Watermarks
+from kclrun.model.state import StateDestination, Watermarks
 from kclrun.model.time import WallTime
 from tests.support.tables import over_rows
 
@@ -20,29 +20,29 @@ def settings(text):
     ("text", "place"),
     [
         ("", None),
-        ("state: {store: kept}", StatePlace(path="kept")),
-        ("state: {store: s3://bucket/a/b}", StatePlace(s3="s3://bucket/a/b")),
-        ("state: {store: dynamodb://kept}", StatePlace(dynamodb="kept")),
+        ("state: {store: kept}", StateDestination(path="kept")),
+        ("state: {store: s3://bucket/a/b}", StateDestination(s3="s3://bucket/a/b")),
+        ("state: {store: dynamodb://kept}", StateDestination(dynamodb="kept")),
         (
             "state: {store: dynamodb://kept}\naws: {endpoint: 'http://127.0.0.1:1'}",
-            StatePlace(dynamodb="kept", endpoint_url="http://127.0.0.1:1"),
+            StateDestination(dynamodb="kept", endpoint_url="http://127.0.0.1:1"),
         ),
         (
             "state: {store: /mnt/x, max_bytes: 1MiB, retain: 1h}",
-            StatePlace(path="/mnt/x", max_bytes=2**20, retain_s=3600.0),
+            StateDestination(path="/mnt/x", max_bytes=2**20, retain_s=3600.0),
         ),
         (
             "state: {store: kept}\nwatermark: {lateness: 1m, every: 5s, idle: 30s}",
-            StatePlace(path="kept", watermarks=Watermarks(60.0, 5.0, 30.0)),
+            StateDestination(path="kept", watermarks=Watermarks(60.0, 5.0, 30.0)),
         ),
-        ("state: {store: kept, begin: empty}", StatePlace(path="kept", may_begin_empty=True)),
+        ("state: {store: kept, begin: empty}", StateDestination(path="kept", may_begin_empty=True)),
         (
             "state: {store: kept, outbox: on}\noutput: {path: rows, roll: {}}",
-            StatePlace(path="kept", has_outbox=True),
+            StateDestination(path="kept", has_outbox=True),
         ),
         (
             "state: {store: s3://bucket}\naws: {endpoints: {s3: 'http://127.0.0.1:1'}}",
-            StatePlace(s3="s3://bucket", endpoint_url="http://127.0.0.1:1"),
+            StateDestination(s3="s3://bucket", endpoint_url="http://127.0.0.1:1"),
         ),
     ],
 )

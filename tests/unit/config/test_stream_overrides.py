@@ -12,7 +12,7 @@ from kclrun.config.load import settings_of
 from kclrun.config.schema import Settings, StreamErrorSettings, StreamSettings
 from kclrun.leases.commands import StartProcess
 from kclrun.manager.forks import StartCommands
-from kclrun.manager.world import SourceStream, World
+from kclrun.manager.world import FleetServices, SourceStream
 from kclrun.model.stream import stream_key
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -71,7 +71,9 @@ def on_fleet(name: str) -> dict[str, Any]:
     summary = StreamSummary(name, arn, "ACTIVE", 24, 1, 0.0)
     commands = StartCommands(
         settings(),
-        World(None, {key: SourceStream(None, summary, source_of(name))}, None, PLACE, PLACE),
+        FleetServices(
+            None, {key: SourceStream(None, summary, source_of(name))}, None, PLACE, PLACE
+        ),
         owner="kclrun:g:h:n",
         lock_path=Path("/run/lock"),
         import_paths=(),

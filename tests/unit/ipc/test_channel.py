@@ -15,9 +15,9 @@ from kclrun.ipc.channel import (
     DESCRIPTORS_MAX,
     FRAME_BYTES_MAX,
     Channel,
+    NoMessage,
     NotSent,
     PeerGone,
-    Quiet,
     Sent,
 )
 from tests.support.descriptors import open_descriptors
@@ -59,8 +59,8 @@ def test_messages_arrive_whole_and_in_order(pair):
 def test_silence_is_a_value_and_comes_in_time(pair):
     ours, _ = pair
     begun = time.monotonic()
-    assert ours.receive() == Quiet()
-    assert ours.receive(timeout_s=0.05) == Quiet()
+    assert ours.receive() == NoMessage()
+    assert ours.receive(timeout_s=0.05) == NoMessage()
     assert time.monotonic() - begun > 0.04
 
 
@@ -89,7 +89,7 @@ def test_the_death_of_the_peer_is_seen(raw_pair):
     )
     theirs.close()
     channel = Channel(ours, DECODER)
-    assert channel.receive() == Quiet()
+    assert channel.receive() == NoMessage()
     os.kill(pid, signal.SIGKILL)
     assert channel.receive(timeout_s=10) == PeerGone()
     os.waitpid(pid, 0)
@@ -103,7 +103,7 @@ def test_a_full_socket_is_a_value_and_nothing_is_sent(pair):
         assert sent < 100_000
     assert outcome == NotSent()
     assert [theirs.receive() for _ in range(sent)] == [Count(n) for n in range(sent)]
-    assert theirs.receive() == Quiet()
+    assert theirs.receive() == NoMessage()
     assert ours.send(Count(-1)) == Sent()
 
 
@@ -151,7 +151,7 @@ def test_a_receipt_waits_as_long_as_it_was_given_and_not_at_all_without(pair, mo
     waits = []
     monkeypatch.setattr(ours, "_poll", lambda event, timeout_ms: waits.append((event, timeout_ms)))
 
-    assert [ours.receive(), ours.receive(0.05), ours.receive(2.0)] == [Quiet()] * 3
+    assert [ours.receive(), ours.receive(0.05), ours.receive(2.0)] == [NoMessage()] * 3
     assert waits == [(select.POLLIN, 50), (select.POLLIN, 2000)]
 
 
@@ -169,7 +169,7 @@ def test_the_largest_frame_passes_and_one_byte_more_is_refused(pair):
     assert theirs.receive() == largest
     with pytest.raises(LimitExceeded, match="Say of 65537 bytes"):
         ours.send(Say("x" * (FRAME_BYTES_MAX - OVERHEAD + 1)))
-    assert theirs.receive() == Quiet()
+    assert theirs.receive() == NoMessage()
 
 
 def test_a_frame_above_the_limit_from_a_peer_condemns_it(raw_pair):
@@ -232,4 +232,4 @@ def test_more_descriptors_than_a_message_may_carry_are_refused(pair):
     assert len(fds) == 4
     for fd in fds:
         os.close(fd)
-    assert theirs.receive() == Quiet()
+    assert theirs.receive() == NoMessage()

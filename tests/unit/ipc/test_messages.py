@@ -27,7 +27,7 @@ from kclrun.ipc.messages import (
     decode_report,
     encode_report,
 )
-from kclrun.model.output import OutputPlace
+from kclrun.model.output import OutputDestination
 from kclrun.model.policies import CheckpointPolicy, ErrorPolicy, FetchPolicy, LogPolicy
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -70,7 +70,7 @@ def begin(**options):
             fetch=FetchPolicy(idle_s=1.0, buffer_bytes=2**24, batch_max=10_000, kpl_range="keep"),
             checkpoint=CheckpointPolicy(mode="auto", every_s=10.0, uncheckpointed_max=100_000),
             on_error=ErrorPolicy(retries=5, backoff_s=1.0),
-            outputs=(OutputPlace(name="output", path="out/"),),
+            outputs=(OutputDestination(name="output", path="out/"),),
             table_name="flights",
             kinesis=ENDPOINT,
             dynamodb=ENDPOINT,

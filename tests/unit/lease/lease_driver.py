@@ -9,7 +9,7 @@ from collections import deque
 import pytest
 
 from kclrun.lease import commands, events
-from kclrun.lease.policy import LifePolicy
+from kclrun.lease.policy import LeasePolicy
 from kclrun.lease.shard_end import ShardEnd
 from kclrun.lease.state_machine import LeaseStateMachine
 from kclrun.lease.states import State
@@ -45,7 +45,9 @@ def child(shard_id, *parents):
 
 def shard_end(*children, key=KEY):
     """The end of a shard that was read to its end."""
-    end = ShardEnd(LifePolicy(key=key, me=ME, seen_counter=5, expires_instant=0.0, failover_s=10.0))
+    end = ShardEnd(
+        LeasePolicy(key=key, me=ME, seen_counter=5, expires_instant=0.0, failover_s=10.0)
+    )
     end.exhaust(children, is_expired=False)
     return end
 
@@ -83,7 +85,7 @@ class Driver:
         self.table = LeaseRows()
         self.row = Lease(key=KEY, checkpoint=position, **({"owner": ME, "counter": 5} | row))
         self.table.write(changes.CreateLease(self.row))
-        self.policy = LifePolicy(
+        self.policy = LeasePolicy(
             key=KEY,
             me=ME,
             seen_counter=5,

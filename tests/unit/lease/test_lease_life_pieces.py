@@ -18,7 +18,7 @@ from kclrun.lease.policy import (
     EVERY_S,
     FLOOR_S,
     THROUGHPUT_ALPHA,
-    Metering,
+    LoadMeter,
     Pacing,
     batch_records_max,
     first_start,
@@ -30,7 +30,8 @@ from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
 from kclrun.model.time import Instant
 from kclrun.protocol.fence import fence_instant, renew_interval_s
-from kclrun.protocol.writes import HandOver, has_ended_ownership
+from kclrun.protocol.in_flight import has_ended_ownership
+from kclrun.protocol.writes import HandOver
 from kclrun.worker.sharing import rest_together_s
 from tests.support.tables import over_rows
 from tests.unit.lease.lease_driver import Driver, p
@@ -54,7 +55,7 @@ def ledger():
 
 @pytest.mark.parametrize("elapsed_s", [0.5, 1.0, 4.0])
 def test_the_throughput_is_what_was_delivered_since_it_was_last_measured(elapsed_s):
-    metering = Metering(lambda: 0.0)
+    metering = LoadMeter(lambda: 0.0)
     metering.deliver(2048)
 
     first = metering.throughput_kbps(Instant(elapsed_s))
@@ -69,7 +70,7 @@ class Metered:
 
     def __init__(self):
         self.now = self.cpu_s = 0.0
-        self.metering = Metering(lambda: self.cpu_s)
+        self.metering = LoadMeter(lambda: self.cpu_s)
         self.metering.begin(Instant(0.0))
 
     def run(self, seconds, rate, every=1):

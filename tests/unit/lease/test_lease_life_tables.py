@@ -3,39 +3,18 @@
 `tests/scenarios/lease_life.yaml` has what each event leads to in each state.
 """
 
-import re
-
 import pytest
 
 from kclrun.errors import InvariantViolation
 from kclrun.lease import events, states
-from kclrun.lease.states import EXPECTED, FINAL, LATE, TRANSITIONS, State, Step
-from tests.support.tables import over_rows
+from kclrun.lease.states import EXPECTED, FINAL, LATE, TRANSITIONS, State, Transition
+from tests.support.tables import drawn_transitions, named_transitions, over_rows
 from tests.unit.lease.lease_driver import Driver
 
 
-def diagram():
-    """The docstring's lines as (state, step, state)."""
-    found = set()
-    state = None
-    for line in states.__doc__.splitlines():
-        if not line.startswith("    "):
-            continue
-        if match := re.match(r"    (\w+)\s", line):
-            state = match[1]
-        found |= {(state, step, after) for step, after in re.findall(r"(\w+) → (\w+)", line)}
-    return found
-
-
-def test_the_diagram_in_the_docstring_is_the_table():
-    table = {
-        (state.value, step.value, after.value)
-        for state, row in TRANSITIONS.items()
-        for step, after in row.items()
-    }
-
-    assert diagram() == table
-    assert len(table) == 31
+def test_the_diagram_in_the_theory_of_operation_is_the_table():
+    assert drawn_transitions(states) == named_transitions(TRANSITIONS)
+    assert len(drawn_transitions(states)) == 31
 
 
 def test_every_state_can_be_reached_and_left_unless_it_is_final():
@@ -45,7 +24,7 @@ def test_every_state_can_be_reached_and_left_unless_it_is_final():
 
     assert reached == set(State)
     assert set(State) - set(TRANSITIONS) == FINAL
-    assert {step for row in TRANSITIONS.values() for step in row} == set(Step)
+    assert {step for row in TRANSITIONS.values() for step in row} == set(Transition)
 
 
 @over_rows("state", sorted(set(State) - FINAL, key=lambda each: each.value))
@@ -66,7 +45,7 @@ def test_every_event_has_its_row_and_no_state_both_expects_and_ignores_it():
 
 def test_a_step_that_is_not_in_the_table_is_a_bug():
     with pytest.raises(InvariantViolation, match="lease s0: settled in state claiming"):
-        Driver().life._move(Step.SETTLED)
+        Driver().life._move(Transition.SETTLED)
 
 
 def test_a_state_without_a_claim_is_a_bug():

@@ -9,20 +9,12 @@ from kclrun.errors import InvariantViolation
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
 from kclrun.leases.balancing import ExpiredLeaseOffers
-from kclrun.leases.policy import ManagerPolicy, Pace, scan_delay_s
+from kclrun.leases.policy import ManagerPolicy, ScanPace, scan_delay_s
 from kclrun.model.lease import OFFERED
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.protocol import writes as ch
-from kclrun.protocol.writes import (
-    ConditionFailed,
-    Fate,
-    InFlight,
-    OutcomeUnknown,
-    Refused,
-    Throttled,
-    Unavailable,
-    has_ended_ownership,
-)
+from kclrun.protocol.in_flight import Fate, InFlight, has_ended_ownership
+from kclrun.protocol.writes import ConditionFailed, OutcomeUnknown, Refused, Throttled, Unavailable
 from tests.unit.leases.manager_life import ME, OTHER, THIRD, ManagerLife, replace, row, rows_of
 
 DEAD = "kclrun:a:dead:n"
@@ -143,10 +135,10 @@ def test_an_owner_that_lives_after_all_does_not_take_such_an_offer_for_its_own_c
 def test_a_manager_at_rest_looks_seldom_in_a_crowd_and_one_that_waits_for_something_often():
     policy = ManagerPolicy(me="kclrun:g:h0:n")
     crowd = {f"kclrun:g:h{number}:n" for number in range(1000)}
-    delays = {pace: scan_delay_s(policy, crowd, pace) for pace in Pace}
+    delays = {pace: scan_delay_s(policy, crowd, pace) for pace in ScanPace}
 
-    assert delays == {Pace.FAST: 1.0, Pace.MOVE: 5.0, Pace.REST: 20.0 * 1000 / 256}
-    assert scan_delay_s(policy, crowd) == delays[Pace.REST]
+    assert delays == {ScanPace.FAST: 1.0, ScanPace.MOVE: 5.0, ScanPace.REST: 20.0 * 1000 / 256}
+    assert scan_delay_s(policy, crowd) == delays[ScanPace.REST]
     assert scan_delay_s(policy, {policy.me}) == 5.0
 
 

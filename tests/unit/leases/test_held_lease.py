@@ -1,13 +1,20 @@
-"""The states of a lease in our hands: the table, its drawing, and what must hold in each."""
+"""The states of a held lease: the table, its drawing, and what must hold in each."""
 
 import pytest
 
 from kclrun.errors import InvariantViolation
-from kclrun.leases.held_lease import TRANSITIONS, WITH_PROCESS, HeldLease, State, Step
+from kclrun.leases import transitions
+from kclrun.leases.held_lease import HeldLease
+from kclrun.leases.transitions import TRANSITIONS, WITH_PROCESS, State, Transition
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
-from kclrun.protocol.writes import InFlight, Renew
-from tests.support.tables import over_rows
+from kclrun.protocol.in_flight import InFlight
+from kclrun.protocol.writes import Renew
+from tests.support.tables import drawn_transitions, named_transitions, over_rows
+
+
+def test_the_diagram_in_the_theory_of_operation_is_the_table():
+    assert drawn_transitions(transitions) == named_transitions(TRANSITIONS)
 
 
 def test_every_state_can_be_reached_and_every_one_leads_to_gone():
@@ -32,14 +39,14 @@ def test_only_a_process_that_died_or_never_was_leads_back_to_writing():
         if target not in WITH_PROCESS
     }
 
-    assert out_of_process == {Step.DIED, Step.NOT_STARTED, Step.GIVEN_UP}
+    assert out_of_process == {Transition.DIED, Transition.NOT_STARTED, Transition.GIVEN_UP}
 
 
 def test_a_step_that_the_table_does_not_name_is_our_bug():
     held_lease = HeldLease(key="s0", state=State.TAKING)
 
     with pytest.raises(InvariantViolation, match="s0 cannot be claimed: taking"):
-        held_lease.step(Step.CLAIMED)
+        held_lease.step(Transition.CLAIMED)
 
 
 def sent(change):

@@ -20,7 +20,7 @@ from kclrun.model.lease import Halt, Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.protocol import writes as ch
-from kclrun.protocol.writes import Fate, InFlight
+from kclrun.protocol.in_flight import Fate, InFlight
 from tests.support.tables import over_rows
 
 HALF = (HASH_KEY_MAX + 1) // 2

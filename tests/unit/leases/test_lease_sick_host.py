@@ -4,7 +4,7 @@ import pytest
 
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
-from kclrun.leases.capacity import Places
+from kclrun.leases.capacity import HostCapacity
 from kclrun.local.lease_rows import change_row
 from kclrun.model.lease import OFFERED, DiedOn
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
@@ -183,7 +183,7 @@ def test_a_host_that_failed_leaves_the_lease_to_others_and_asks_for_one_after_a_
 
 def test_what_nobody_takes_is_tried_even_by_a_host_that_failed():
     life, failed_at = failed_and_offered(row("s1", OTHER))
-    life.core._held.host_places._raise_instant = float("inf")
+    life.core._held.host_capacity._raise_instant = float("inf")
     life.rows["s0"] = row("s0", None, 9)
 
     taken_at = scan_until(life, ch.Take)
@@ -194,7 +194,7 @@ def test_what_nobody_takes_is_tried_even_by_a_host_that_failed():
 
 def test_an_offered_row_is_left_to_others_until_it_is_overdue():
     life, failed_at = failed_and_offered(row("s1", OTHER), row("s2", THIRD))
-    life.core._held.host_places._raise_instant = float("inf")
+    life.core._held.host_capacity._raise_instant = float("inf")
     life.rows["s0"] = row("s0", OFFERED, 9, offered_by=OTHER)
 
     taken_at = scan_until(life, ch.Take)
@@ -310,7 +310,7 @@ def test_a_record_that_needs_more_than_two_hosts_have_halts_its_lease_with_the_r
 
 
 def test_places_come_back_in_steps_that_double():
-    held, counts = Places(64), []
+    held, counts = HostCapacity(64), []
     notes = held.failed(5, "no memory", 100.0)
     for instant in (129.0, 130.0, 160.0, 190.0, 220.0, 250.0, 280.0):
         notes += held.tick(instant)
@@ -321,7 +321,7 @@ def test_places_come_back_in_steps_that_double():
 
 
 def test_a_checkpoint_of_a_lease_tried_since_brings_the_next_step_at_once():
-    held = Places(64)
+    held = HostCapacity(64)
     held.failed(5, "no memory", 100.0)
     held.moved(90.0, 110.0)
     held.tick(130.0)
@@ -335,7 +335,7 @@ def test_a_checkpoint_of_a_lease_tried_since_brings_the_next_step_at_once():
 
 @pytest.mark.parametrize("rounds", [1, 3, 9])
 def test_each_try_that_fails_doubles_the_pause_up_to_eight_minutes(rounds):
-    held = Places(64)
+    held = HostCapacity(64)
     now = 0.0
     for number in range(rounds):
         held.failed(0, "no memory", now)
@@ -348,7 +348,7 @@ def test_each_try_that_fails_doubles_the_pause_up_to_eight_minutes(rounds):
 
 
 def test_many_leases_that_fail_at_one_time_are_one_failure():
-    held, notes = Places(64), []
+    held, notes = HostCapacity(64), []
     for instant in (100.0, 100.1, 100.2):
         notes += held.failed(3, "no memory", instant)
 

@@ -95,7 +95,7 @@ def test_a_recommendation_may_be_ignored_and_an_interruption_not():
 def test_a_spot_instance_is_drained_some_seconds_before_its_end():
     [drain] = acts(life().handle(interrupted(in_s=115.0), 1000.0))
 
-    assert drain == ec2.Drain(NoticeKind.SPOT_INTERRUPTION, by=1000.0 + 115.0 - 10.0)
+    assert drain == ec2.DrainHost(NoticeKind.SPOT_INTERRUPTION, by=1000.0 + 115.0 - 10.0)
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_the_time_to_drain_is_two_seconds_at_least_and_never_above_the_two_minut
 def test_an_interruption_without_a_time_has_the_grace():
     look = ec2.Looked(InstanceLook(interruption=Interruption("hibernate")), WALL)
 
-    assert acts(life().handle(look, 0.0)) == [ec2.Drain(NoticeKind.SPOT_INTERRUPTION, None)]
+    assert acts(life().handle(look, 0.0)) == [ec2.DrainHost(NoticeKind.SPOT_INTERRUPTION, None)]
 
 
 def test_an_interruption_bounds_a_drain_that_a_recommendation_began(one):
     one.handle(RECOMMENDED, 0.0)
 
     assert acts(one.handle(interrupted(in_s=120.0), 30.0)) == [
-        ec2.Drain(NoticeKind.SPOT_INTERRUPTION, by=140.0)
+        ec2.DrainHost(NoticeKind.SPOT_INTERRUPTION, by=140.0)
     ]
 
 
@@ -238,7 +238,7 @@ def test_the_termination_hook_is_completed_after_the_last_lease_and_never_before
     drained = acts(said)
 
     assert notes(said) == [], "the group waits for us, not we for the group"
-    assert first == [ec2.Drain(NoticeKind.GROUP_TERMINATES), ec2.Heartbeat(TERMINATION)]
+    assert first == [ec2.DrainHost(NoticeKind.GROUP_TERMINATES), ec2.Heartbeat(TERMINATION)]
     assert draining == []
     assert drained == [ec2.Complete(TERMINATION)]
     assert one.stays
@@ -309,7 +309,7 @@ def test_who_was_drained_by_a_notice_stays_until_the_group_ends_the_machine(one)
     assert drained == (ec2.Note("lifecycle_awaited", {"hook": "drained", "group": "orders"}),)
     assert one.stays
     assert acts(one.handle(ENDED, 600.0)) == [
-        ec2.Drain(NoticeKind.GROUP_TERMINATES),
+        ec2.DrainHost(NoticeKind.GROUP_TERMINATES),
         ec2.Complete(TERMINATION),
     ]
     one.handle(ec2.CompletionAnswered(TERMINATION, DONE), 600.1)

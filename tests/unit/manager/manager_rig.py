@@ -21,7 +21,7 @@ from kclrun.manager.loop import Loop
 from kclrun.manager.manager import Manager, ReportWriter
 from kclrun.manager.sampling import Sampler
 from kclrun.manager.service_calls import ServiceCalls
-from kclrun.manager.world import SourceStream, World
+from kclrun.manager.world import FleetServices, SourceStream
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import ONLY_STREAM
@@ -249,7 +249,7 @@ class ManagerRig:
             stop_signals=stop_signals,
         )
         source = SourceStream(self.stream, self.stream.summary(), StreamSettings(name="orders"))
-        self.world = World(
+        self.world = FleetServices(
             self.table, {ONLY_STREAM: source}, None, ENDPOINT, ENDPOINT, lambda: 5_000.0
         )
         self.manager.service_calls = ServiceCalls(

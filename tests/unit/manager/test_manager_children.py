@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from kclrun.ipc.channel import Quiet
+from kclrun.ipc.channel import NoMessage
 from kclrun.ipc.exit_codes import LOST
 from kclrun.ipc.messages import Drain, DumpStacks, Exited, FailoverChanged, OthersInSight
 from kclrun.leases.commands import StartProcess
@@ -40,7 +40,7 @@ def test_a_start_is_asked_for_and_the_process_gets_its_command_once_it_is_there(
 
     assert rig.events == [ProcessStarted("s0", process.pid)]
     assert (process.spec.lease_key, process.spec.seen_counter) == ("s0", 7)
-    assert isinstance(process.heard(), Quiet)
+    assert isinstance(process.heard(), NoMessage)
     assert len(rig.processes) == 1
     assert rig.processes.pids == {process.pid, rig.launcher.pid}
     assert [child.key for child in rig.processes.living()] == ["s0"]
@@ -142,7 +142,7 @@ def test_a_drain_is_told_to_the_processes_of_that_lease_with_the_time_it_has(rig
     rig.processes.drain("s0", "SIGTERM", rig.loop.now() + 30.0)
 
     assert one.heard() == Drain("SIGTERM", 30.0)
-    assert isinstance(other.heard(), Quiet)
+    assert isinstance(other.heard(), NoMessage)
 
 
 @pytest.mark.parametrize("ago_s", [0.0, 5.0])
@@ -174,7 +174,7 @@ def test_a_drain_of_a_process_that_is_still_being_forked_follows_its_start_comma
     process = rig.launcher.processes[0]
     process.begin()
     assert process.heard() == Drain("SIGTERM", 30.0)
-    assert isinstance(process.heard(), Quiet)
+    assert isinstance(process.heard(), NoMessage)
 
 
 def test_what_is_told_to_all_reaches_those_that_run(rig):
@@ -187,7 +187,7 @@ def test_what_is_told_to_all_reaches_those_that_run(rig):
     assert one.heard() == other.heard() == OthersInSight(others=True)
     third = rig.launcher.processes[2]
     third.begin()
-    assert isinstance(third.heard(), Quiet), "its start command says it"
+    assert isinstance(third.heard(), NoMessage), "its start command says it"
 
 
 def fill(rig):
@@ -202,8 +202,8 @@ def fill(rig):
 def read(rig, process):
     """All that waits for a process that reads again, and that the manager sends until then."""
     got = []
-    while not isinstance(message := process.heard(), Quiet) or rig.child().unsent:
-        if isinstance(message, Quiet):
+    while not isinstance(message := process.heard(), NoMessage) or rig.child().unsent:
+        if isinstance(message, NoMessage):
             rig.loop.run_to(rig.loop.now() + 0.05)
         else:
             got.append(message)
@@ -560,7 +560,7 @@ def test_a_dead_process_is_sent_nothing_and_no_signal_counts_as_sent(rig):
     rig.turn()
     rig.processes.broadcast(OthersInSight(others=True))
 
-    assert isinstance(process.heard(), Quiet)
+    assert isinstance(process.heard(), NoMessage)
 
 
 def test_a_dead_process_takes_along_what_user_code_left_in_its_session(rig):

@@ -19,19 +19,20 @@ from kclrun.errors import (
     Unavailable,
 )
 from kclrun.leases import commands, events
-from kclrun.leases.held_lease import HeldLease, State
+from kclrun.leases.held_lease import HeldLease
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
+from kclrun.leases.transitions import State
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.manager.gauge import Gauge
 from kclrun.manager.loop import IoPool, Loop, SignalPipe
 from kclrun.manager.manager import Manager, ReportWriter
 from kclrun.manager.sampling import state_of
 from kclrun.manager.service_calls import CredentialRenewal, Prefetching, ServiceCalls
-from kclrun.manager.world import ExitReason, SourceStream, World
+from kclrun.manager.world import ExitReason, FleetServices, SourceStream
 from kclrun.model.lease import OFFERED, Halt, Lease
 from kclrun.model.sequence import TRIM_HORIZON
-from kclrun.model.state import StatePlace
+from kclrun.model.state import StateDestination
 from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.observe.logs import EventLog, LineSink
@@ -238,7 +239,9 @@ class Stream:
 def service_calls_of(table, *, loop, pool, log, handled, broken, gone, coordinator=None):
     stream = SourceStream(Stream(), Stream().summary(), StreamSettings(name="s"))
     streams = {ONLY_STREAM: stream}
-    world = World(table, streams, None, ENDPOINT, ENDPOINT, lambda: 5.0, coordinator=coordinator)
+    world = FleetServices(
+        table, streams, None, ENDPOINT, ENDPOINT, lambda: 5.0, coordinator=coordinator
+    )
     return ServiceCalls(
         world,
         lambda _: ShardFilter("AT_LATEST"),
@@ -785,7 +788,7 @@ def test_a_host_without_a_thread_to_give_is_refused_in_words(monkeypatch):
 
 def test_a_host_without_a_free_thread_asks_at_once_and_copies_no_state(loop, log, monkeypatch):
     prefetching = Prefetching(
-        StatePlace(path="states", local="copies"),
+        StateDestination(path="states", local="copies"),
         application="orders",
         owner="kclrun:g:me:n",
         world=None,

@@ -14,13 +14,14 @@ from kclrun.config.units import Duration
 from kclrun.errors import Unavailable
 from kclrun.ipc.messages import FailoverChanged
 from kclrun.leases import events
-from kclrun.leases.held_lease import HeldLease, State
+from kclrun.leases.held_lease import HeldLease
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
+from kclrun.leases.transitions import State
 from kclrun.manager.manager import ReportWriter
 from kclrun.manager.metering import open_metering
 from kclrun.manager.sampling import HostCpu, Sampler, heat_of, note_of, state_of
-from kclrun.manager.watch import Watch
+from kclrun.manager.watch import ManagerTimer
 from kclrun.manager.world import ExitReason
 from kclrun.model.lease import OFFERED, Halt, Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -448,7 +449,7 @@ class Judge:
 
 def watched(run, *, until=True, source_is_done=lambda: True, readers=()):
     judge = Judge()
-    watch = Watch(
+    watch = ManagerTimer(
         run.manager,
         sampler_of(run),
         loop=run.loop,

@@ -2,7 +2,8 @@
 
 import pytest
 
-from kclrun.leases.held_lease import HeldLease, State
+from kclrun.leases.held_lease import HeldLease
+from kclrun.leases.transitions import State
 from kclrun.manager.ring_reader import waiting_since
 from kclrun.manager.sampling import lag_ms, lag_of, progressed_instant
 from kclrun.model.lease import Halt, Lease

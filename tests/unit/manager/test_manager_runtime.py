@@ -22,7 +22,7 @@ from kclrun.local.lease_rows import LeaseRows
 from kclrun.manager.locks import LockFolder, state_folder
 from kclrun.manager.runtime import _policy, _starts, run_fleet
 from kclrun.manager.service_calls import _scanned
-from kclrun.manager.world import ExitReason, SourceStream, World
+from kclrun.manager.world import ExitReason, FleetServices, SourceStream
 from kclrun.model.lease import Lease, Owner
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.stream import ONLY_STREAM
@@ -67,7 +67,7 @@ def fleet(tmp_path, monkeypatch, capfd):
             log=LogSettings(format="json"),
         )
         source = SourceStream(NoShards(), NoShards().summary(), settings.sources[0])
-        world = World(LeaseRows(), {ONLY_STREAM: source}, Keys(), ENDPOINT, ENDPOINT)
+        world = FleetServices(LeaseRows(), {ONLY_STREAM: source}, Keys(), ENDPOINT, ENDPOINT)
         reason = run_fleet(settings, world, until="caught-up", launcher=launcher, **how)
         return reason, [json.loads(line) for line in capfd.readouterr().err.splitlines()]
 
@@ -134,7 +134,7 @@ def test_a_limit_of_descriptors_that_suffices_is_not_worth_a_word(fleet, monkeyp
 def test_shards_are_listed_from_where_a_stream_begins(start, shown):
     settings = StreamSettings(name="s", start=start)
     source = SourceStream(Stream(), Stream().summary(), settings)
-    world = World(None, {ONLY_STREAM: source}, None, ENDPOINT, ENDPOINT)
+    world = FleetServices(None, {ONLY_STREAM: source}, None, ENDPOINT, ENDPOINT)
 
     starts = _starts(world, 1_000.0)
 
@@ -155,7 +155,7 @@ class Pages:
 
 
 def scanned(*pages):
-    return _scanned(World(Pages(*pages), {}, None, ENDPOINT, ENDPOINT), consistent=True)
+    return _scanned(FleetServices(Pages(*pages), {}, None, ENDPOINT, ENDPOINT), consistent=True)
 
 
 def rows(*keys):
@@ -176,7 +176,7 @@ def test_a_scan_is_the_sum_of_its_pages_and_what_one_page_says_of_kcl_3_holds_fo
 
 @pytest.mark.parametrize("coordinator", [None, object()])
 def test_the_mode_of_an_early_kcl_3_fleet_is_read_where_one_can_be(coordinator):
-    world = World(Pages(), {}, None, ENDPOINT, ENDPOINT, coordinator=coordinator)
+    world = FleetServices(Pages(), {}, None, ENDPOINT, ENDPOINT, coordinator=coordinator)
 
     policy = _policy(Settings(application="a", stream="s"), world, {}, Owner("g", "s", "n"))
 
@@ -184,7 +184,7 @@ def test_the_mode_of_an_early_kcl_3_fleet_is_read_where_one_can_be(coordinator):
 
 
 def test_the_core_knows_when_the_streams_were_described():
-    world = World(Pages(), {}, None, ENDPOINT, ENDPOINT, described_instant=7.0)
+    world = FleetServices(Pages(), {}, None, ENDPOINT, ENDPOINT, described_instant=7.0)
 
     policy = _policy(Settings(application="a", stream="s"), world, {}, Owner("g", "s", "n"))
 

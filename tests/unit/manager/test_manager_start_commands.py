@@ -21,10 +21,10 @@ from kclrun.config.units import ByteSize, Duration
 from kclrun.ipc import board as ipc
 from kclrun.leases.commands import StartProcess
 from kclrun.manager.forks import StartCommands
-from kclrun.manager.world import SourceStream, World
+from kclrun.manager.world import FleetServices, SourceStream
 from kclrun.model.lease import Lease
-from kclrun.model.letter import LetterPlace
-from kclrun.model.output import OutputPlace
+from kclrun.model.letter import LetterDestination
+from kclrun.model.output import OutputDestination
 from kclrun.model.policies import CheckpointPolicy, ErrorPolicy, FetchPolicy, LogPolicy
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HashRange
@@ -37,7 +37,7 @@ DYNAMODB = WireEndpoint(url="http://127.0.0.1:2", region="x", signing_region="x"
 KEYS = WireCredentials("AKIAEXAMPLEEXAMPLE", "s")
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/clicks"
 START = StartProcess("shardId-000000000001", 9, 55.0)
-LETTERS = LetterPlace(path="letters")
+LETTERS = LetterDestination(path="letters")
 CLICKS = stream_key(ARN, 1_700_000_000.0)
 
 
@@ -48,7 +48,7 @@ def commands(rows=None, *, stream=ONLY_STREAM, arn=ARN, errors=None, **settings)
     source = SourceStream(None, summary, own)
     return StartCommands(
         Settings(application="orders", stream="clicks", **settings),
-        World(None, {stream: source}, None, KINESIS, DYNAMODB),
+        FleetServices(None, {stream: source}, None, KINESIS, DYNAMODB),
         owner="kclrun:g:h:n",
         lock_path=Path("/run/lock"),
         import_paths=("/app",),
@@ -153,7 +153,7 @@ def test_a_stream_may_have_an_answer_to_errors_of_its_own(application, stream, r
 
 
 def place(path, **more):
-    return OutputPlace(name="output", path=path, buffer_bytes=64 * 2**20, **more)
+    return OutputDestination(name="output", path=path, buffer_bytes=64 * 2**20, **more)
 
 
 def test_the_row_tells_the_hash_range_and_where_a_pinned_latest_begins():

@@ -7,7 +7,7 @@ import signal
 import psutil
 import pytest
 
-from kclrun.ipc.channel import Quiet
+from kclrun.ipc.channel import NoMessage
 from kclrun.ipc.exit_codes import DONE, LOST, UNCLAIMED
 from kclrun.ipc.messages import (
     Admit,
@@ -143,7 +143,7 @@ def test_a_lease_that_left_is_proven_ended_and_its_neighbours_and_their_process_
     assert [child.key for child in rig.processes.living()] == ["s1"]
     rig.begin("s2")
     assert list(rig.admitted()) == ["s2"], "there is room again"
-    assert second.heard() == Quiet()
+    assert second.heard() == NoMessage()
 
 
 def test_the_last_lease_that_leaves_ends_the_process_which_is_waited_for(rig):
@@ -232,7 +232,7 @@ def test_a_stalled_lease_ends_its_process_and_its_neighbours_say_for_whom(rig):
 
     rig.processes.end_stalled(child, "user code has not returned, for 9 s", rig.loop.now() + 2.0)
     assert [type(first.heard()) for _ in range(2)] == [DumpStacks, Drain]
-    assert second.heard() == Quiet(), "a neighbour is not drained"
+    assert second.heard() == NoMessage(), "a neighbour is not drained"
     rig.die(by=signal.SIGABRT)
 
     reasons = {event.key: event.reason for event in rig.of(ProcessExited)}
@@ -280,7 +280,7 @@ def test_a_busy_lease_is_asked_to_leave_after_a_whole_window_and_one_alone_is_no
 
     assert busy.heard() == Restart()
     assert [line["shard"] for line in rig.lines("lease_too_busy")] == ["s0"]
-    assert quiet.heard() == Quiet()
-    assert alone.heard() == Quiet()
+    assert quiet.heard() == NoMessage()
+    assert alone.heard() == NoMessage()
     rig.begin("s3")
     assert len(rig.launcher.processes) == 3, "a busy lease keeps its process for itself"

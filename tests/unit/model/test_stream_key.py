@@ -7,7 +7,7 @@ from kclrun.model.shard import ChildShard, HashRange, Shard
 from kclrun.model.stream import (
     ONLY_STREAM,
     arn_difference,
-    called,
+    display_name,
     qualified,
     qualified_child,
     qualified_shards,
@@ -43,7 +43,7 @@ def test_a_qualified_lease_key_has_a_stream_a_shard_and_a_name_for_people():
 
     assert key == f"{ORDERS}:{SHARD}"
     assert (stream_of(key), shard_id_of(key)) == (ORDERS, SHARD)
-    assert called(key) == f"orders:{SHARD}"
+    assert display_name(key) == f"orders:{SHARD}"
     assert stream_name_of(stream_of(key)) == "orders"
 
 
@@ -52,7 +52,7 @@ def test_a_qualified_lease_key_has_a_stream_a_shard_and_a_name_for_people():
 )
 def test_whatever_else_a_key_is_it_is_of_the_only_stream_and_its_own_shard(key):
     assert stream_of(key) == ONLY_STREAM
-    assert shard_id_of(key) == called(key) == key
+    assert shard_id_of(key) == display_name(key) == key
 
 
 def test_a_listing_is_qualified_with_the_parents_of_each_shard():

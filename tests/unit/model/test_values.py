@@ -31,7 +31,7 @@ from kclrun.model.sequence import (
     ExtendedSequenceNumber,
 )
 from kclrun.model.stream import short_name, spelled_out
-from kclrun.model.text import escaped, escaped_in_json, harmless
+from kclrun.model.text import escaped, escaped_in_json, sanitize
 from kclrun.model.time import backoff_s
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.protocol import writes as changes
@@ -345,5 +345,5 @@ def test_text_of_others_moves_no_cursor_and_stays_on_its_line_unless_lines_are_k
 
     assert escaped(text) == "a\\tb\\n\\x1b[2J\\u202e"
     assert escaped(text, keeps_lines=True) == "a\tb\n\\x1b[2J\\u202e"
-    assert harmless(text) == "a\tb\n\ufffd[2J\ufffd"
+    assert sanitize(text) == "a\tb\n\ufffd[2J\ufffd"
     assert escaped_in_json('"\u202e"') == '"\\u202e"'

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kclrun.model.output import OutputPlace, RowsOf
+from kclrun.model.output import OutputDestination, RowsOf
 from kclrun.outputs.kinesis_output import KinesisOutput
 
 
@@ -19,7 +19,9 @@ def keys_of(count, **place):
         token=10,
     )
     admin = SimpleNamespace(summary=lambda: SimpleNamespace(record_bytes_max=2**20))
-    output = KinesisOutput(OutputPlace(name="output", kinesis="rows", **place), of, None, admin)
+    output = KinesisOutput(
+        OutputDestination(name="output", kinesis="rows", **place), of, None, admin
+    )
     return collections.Counter(
         output.encode({"n": number, "k": "a"})[0][0].partition_key for number in range(count)
     )

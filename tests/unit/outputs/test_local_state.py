@@ -20,7 +20,7 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
-from kclrun.model.state import OF_PARENTS, PrefetchJob, StatePlace
+from kclrun.model.state import OF_PARENTS, PrefetchJob, StateDestination
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.outputs import local_state
 from kclrun.outputs.local_state import LocalEntries, sweep
@@ -483,7 +483,7 @@ def test_after_the_end_of_the_lease_a_key_on_the_disk_is_an_error_and_the_copy_s
 
 def job_for(tmp_path, version):
     return PrefetchJob(
-        place=StatePlace(path=str(tmp_path / "kept"), local=str(tmp_path / "local")),
+        place=StateDestination(path=str(tmp_path / "kept"), local=str(tmp_path / "local")),
         folder="a/s",
         shard_id=SHARD,
         checkpoint=at(5),

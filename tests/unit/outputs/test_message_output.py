@@ -17,7 +17,7 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
-from kclrun.model.output import Cursor, MessageLimits, OutputPlace, RowsOf
+from kclrun.model.output import Cursor, MessageLimits, OutputDestination, RowsOf
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 from kclrun.outputs.message_output import CONCURRENCY, GIVE_UP_AFTER_S, MessageOutput
@@ -33,8 +33,8 @@ OF = RowsOf(
     generation=0,
     token=10,
 )
-FIFO = OutputPlace(name="output", sqs="rows.fifo", key=("k",))
-PLAIN = OutputPlace(name="output", sqs="rows")
+FIFO = OutputDestination(name="output", sqs="rows.fifo", key=("k",))
+PLAIN = OutputDestination(name="output", sqs="rows")
 
 
 def at(number):

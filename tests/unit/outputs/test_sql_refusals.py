@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from kclrun.model.output import OutputPlace
+from kclrun.model.output import OutputDestination
 from kclrun.model.row_schema import RowSchema
 from kclrun.outputs.sql_refusals import is_refusal
 from kclrun.outputs.sql_tables import create_target
@@ -73,7 +73,7 @@ def test_the_class_of_a_state_of_postgresql_says_whether_values_are_at_fault(
 
 
 def test_an_output_finds_the_table_that_another_machine_made_meanwhile():
-    place = OutputPlace(name="output", sql="sqlite://", table="rows", creates_table=True)
+    place = OutputDestination(name="output", sql="sqlite://", table="rows", creates_table=True)
     schema = RowSchema.parse("id: string")
     engine = sa.create_engine("sqlite://")
     with contextlib.ExitStack() as stack:

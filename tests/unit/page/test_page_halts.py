@@ -7,7 +7,7 @@ from kclrun.model.lease import Halt, OwnerId, Pause
 from kclrun.model.sequence import SHARD_END
 from kclrun.model.time import WallTime
 from kclrun.operating.doctor.findings import Finding, Kind
-from kclrun.operating.summaries import spelled
+from kclrun.operating.summaries import duration_text
 from kclrun.page.fleet_view import fleet_body
 from kclrun.page.layout import lag_text
 from kclrun.page.shards_view import lineage_body, shard_body, shards_body
@@ -55,7 +55,7 @@ def test_a_halt_whose_lag_is_not_known_counts_from_the_record_that_waits(lags):
     row, seconds = lag_of(snapshot_of(lease(0, halt=HALT), lags=lags, taken_at=LATER))
 
     assert seconds == 180.0
-    assert lag_text(row) == f"≥ {spelled(180.0)}"
+    assert lag_text(row) == f"≥ {duration_text(180.0)}"
 
 
 def test_a_lag_that_was_not_measured_is_unknown_and_not_over():

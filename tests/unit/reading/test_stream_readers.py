@@ -26,9 +26,9 @@ from kclrun.ports import StreamSummary
 from kclrun.reading import readers
 from kclrun.reading.ends import SETTLED_S, ReadingEnd
 from kclrun.reading.readers import (
-    AllBegun,
     Arrived,
     Ended,
+    EveryShardBegan,
     Expired,
     Passed,
     StreamReaders,
@@ -179,7 +179,7 @@ def test_each_shard_is_begun_and_then_read_at_its_pace(driven):
     first, second = records("1").records, records("2").records
     assert said == [
         ("a", 0.0, [Arrived("a", first)]),
-        ("b", 0.0, [AllBegun()]),
+        ("b", 0.0, [EveryShardBegan()]),
         ("a", 0.4, [Arrived("a", second)]),
         ("a", 0.8, []),
         ("b", 1.0, []),
@@ -192,7 +192,7 @@ def test_children_that_a_shard_names_follow_it_from_their_beginning(driven):
     tail = driven(Stream(a=[ended("d", "c")], c=[ended()], d=[IDLE]))
     tail.stream.listed = (shard("c", "a", is_open=False), shard("d", "a"))
 
-    assert tail.turn()[2] == [AllBegun(), Ended("a", ("c", "d"))]
+    assert tail.turn()[2] == [EveryShardBegan(), Ended("a", ("c", "d"))]
     assert sorted(tail.turn()[0] for _ in range(2)) == ["c", "d"]
     assert tail.stream.opened[1:] == [
         ("c", IteratorType.TRIM_HORIZON),
@@ -205,7 +205,7 @@ def test_children_that_a_shard_names_follow_it_from_their_beginning(driven):
 def test_without_following_the_tail_ends_with_its_shards(driven):
     tail = driven(Stream(a=[ended("c")]), follows=False)
 
-    assert tail.turn()[2] == [AllBegun(), Ended("a", ("c",))]
+    assert tail.turn()[2] == [EveryShardBegan(), Ended("a", ("c",))]
     assert tail.tail._lineage.is_over
     assert tail.tail._next_due() is None
 
@@ -230,7 +230,7 @@ def test_of_a_merge_the_child_waits_for_both_and_a_trimmed_parent_for_none(drive
 def test_where_the_service_has_lost_its_position_an_open_shard_goes_on(driven):
     tail = driven(Stream(shard("a"), a=[OVER, records("7"), OVER]))
 
-    assert tail.turn()[2] == [AllBegun()]
+    assert tail.turn()[2] == [EveryShardBegan()]
     again = tail.turn()
     assert again[2] == [Arrived("a", records("7").records)]
     tail.stream.listed = (shard("a", is_open=False), shard("c", "a"), shard("d", "b"))
@@ -241,7 +241,7 @@ def test_a_shard_that_is_not_there_is_asked_for_again_or_over(driven):
     tail = driven(Stream(shard("a"), a=[NotFound, NotFound]))
     assert tail.turn() == ("a", 0.0, [])
     tail.stream.listed = (shard("c", "a"),)
-    assert turns_to_the_end(tail) == (6.0, [AllBegun(), Ended("a", ("c",))])
+    assert turns_to_the_end(tail) == (6.0, [EveryShardBegan(), Ended("a", ("c",))])
 
 
 def turns_to_the_end(reading):
@@ -311,7 +311,7 @@ def test_a_service_that_answers_nothing_ends_it_after_its_patience(driven):
     assert "The last attempt: 50" in str(away.value)
     # b's last answer came at 2.0.
     assert 7.0 <= tail.clock.now - BEGUN < 11.0
-    assert reported == [AllBegun(), Trouble("Reading a fails and is tried again: 503")]
+    assert reported == [EveryShardBegan(), Trouble("Reading a fails and is tried again: 503")]
 
 
 @pytest.mark.parametrize("answer", [Throttled("slow"), ExpiredIterator("old")])
@@ -348,15 +348,15 @@ def test_events_come_in_order_then_none_and_end_with_the_shards(driven, monkeypa
     events = tail.tail.events()
     assert next(events) is None
     tail.tail._work()
-    assert list(events) == [AllBegun(), Ended("a", ())]
+    assert list(events) == [EveryShardBegan(), Ended("a", ())]
 
 
 def test_a_full_queue_is_waited_for_until_the_tail_is_closed(driven, monkeypatch):
     monkeypatch.setattr(readers, "_NOTICE_S", 0.001)
     tail = driven(Stream(a=[IDLE])).tail
     tail._events = queue.Queue(1)
-    tail._publish(AllBegun())
-    waiting = threading.Thread(target=tail._publish, args=(AllBegun(),))
+    tail._publish(EveryShardBegan())
+    waiting = threading.Thread(target=tail._publish, args=(EveryShardBegan(),))
     waiting.start()
     time.sleep(0.02)
     assert waiting.is_alive()
@@ -407,14 +407,14 @@ def test_a_shard_that_is_trimmed_with_unread_records_is_not_one_that_ended(drive
     assert turns_to_the_end(begun)[1] == [Ended("a", ("c",), is_trimmed=True)]
 
     waited = driven(Stream(a=[ended("c")], c=[NotFound]), start=OLDEST)
-    assert waited.turn()[2] == [AllBegun(), Ended("a", ("c",))]
+    assert waited.turn()[2] == [EveryShardBegan(), Ended("a", ("c",))]
     waited.stream.listed = (shard("d", "c"),)
     assert turns_to_the_end(waited)[1] == [Ended("c", ("d",), is_trimmed=True)]
 
     # Between the listing and the first request, the horizon moved on.
     at_once = driven(Stream(a=[NotFound]), start=OLDEST)
     at_once.stream.listed = (shard("c", "a"),)
-    assert turns_to_the_end(at_once)[1] == [AllBegun(), Ended("a", ("c",))]
+    assert turns_to_the_end(at_once)[1] == [EveryShardBegan(), Ended("a", ("c",))]
 
 
 def test_records_that_expired_while_an_open_shard_was_read_are_reported_before_the_next(driven):
@@ -433,7 +433,7 @@ def test_up_to_an_instant_later_records_are_left_out_and_no_child_is_read(driven
     early, late = Record(b"x", "k", "1", 10.0), Record(b"x", "k", "2", 20.0)
     page = FetchedPage([early, late], None, None, children=(ChildShard("c", ("a",), ALL),))
     reading = driven(Stream(a=[page]), end=ReadingEnd(until_at=WallTime(20.0)))
-    assert reading.turn()[2] == [AllBegun(), Arrived("a", [early]), Passed("a")]
+    assert reading.turn()[2] == [EveryShardBegan(), Arrived("a", [early]), Passed("a")]
     assert reading.tail._next_due() is None
 
 
@@ -442,7 +442,7 @@ def test_at_the_tip_an_open_shard_ends_and_a_closed_one_is_read_to_its_end(drive
     end = ReadingEnd(began_instant=Instant(BEGUN))
     stream = Stream(shard("a", is_open=is_open), a=[records("1", behind_ms=0), IDLE, IDLE, IDLE])
     reading = driven(stream, end=end, start=OLDEST)
-    assert reading.turn()[2] == [AllBegun(), Arrived("a", records("1").records)]
+    assert reading.turn()[2] == [EveryShardBegan(), Arrived("a", records("1").records)]
     assert reading.turn()[1:] == (0.4, [])
     # The pause at the tip is such that this page is asked for when it decides.
     _, at, reported = reading.turn()
@@ -454,7 +454,7 @@ def test_where_a_listing_fails_the_tip_is_asked_for_again(driven):
     stream = Stream(shard("a"), a=[IDLE])
     reading = driven(stream, end=ReadingEnd(began_instant=Instant(BEGUN - SETTLED_S)))
     stream.lists = Throttled("slow")
-    assert reading.turn()[2] == [AllBegun()]
+    assert reading.turn()[2] == [EveryShardBegan()]
     stream.lists = None
     assert reading.turn()[2] == [Passed("a")]
 
@@ -492,7 +492,7 @@ def test_with_their_threads_each_record_comes_once_and_all_threads_end():
                 break
     arrived = [each.records[0].sequence_number for each in seen if isinstance(each, Arrived)]
     assert arrived == ["1", "2"]
-    assert seen.count(AllBegun()) == 1
+    assert seen.count(EveryShardBegan()) == 1
     deadline = time.monotonic() + HUNG_S
     while any(each.is_alive() for each in mine):
         assert time.monotonic() < deadline

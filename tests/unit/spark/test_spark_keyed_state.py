@@ -16,7 +16,7 @@ from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END as ENDED
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ALL_HASH_KEYS, HASH_KEY_MAX, HashRange, Shard, ShardGraph
-from kclrun.model.state import StatePlace, Watermarks
+from kclrun.model.state import StateDestination, Watermarks
 from kclrun.outputs.dead_letters import LetterFolder
 from kclrun.spark.executor.reading import ReadPage
 from kclrun.spark.keyed.names import QueryPlace
@@ -154,7 +154,9 @@ class World:
                 batch_max=100,
                 uncheckpointed_max=1000,
                 on_error=policy,
-                state=QueryPlace(StatePlace(path="unused", watermarks=WATERMARKS), "app", "orders"),
+                state=QueryPlace(
+                    StateDestination(path="unused", watermarks=WATERMARKS), "app", "orders"
+                ),
                 run="r",
             ),
             self.token,
@@ -419,7 +421,7 @@ class Planner:
 
 
 def reader_of(tmp_path, *ends, may_begin_empty=False):
-    place = StatePlace(path=str(tmp_path), may_begin_empty=may_begin_empty)
+    place = StateDestination(path=str(tmp_path), may_begin_empty=may_begin_empty)
     job = SimpleNamespace(state=QueryPlace(place, "app", "orders"))
     settings = read_source_options({"streamName": "orders", "region": "eu-west-1"}, Use.STREAM)
     reader = ProcessorReader(settings, job)

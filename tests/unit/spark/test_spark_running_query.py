@@ -10,7 +10,7 @@ from pyspark.errors import AnalysisException
 from kclrun.config.destinations import OutputSettings
 from kclrun.config.load import settings_of
 from kclrun.errors import DataLoss, EngineFailed, ProcessorLoadError, SettingsError
-from kclrun.model.letter import LetterPlace
+from kclrun.model.letter import LetterDestination
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.time import WallTime
 from kclrun.processor import RecordProcessor
@@ -289,7 +289,7 @@ def test_letters_and_concurrency_of_a_call_are_those_of_the_settings(monkeypatch
     given = {"then": "dead-letter", "dead_letter": {"s3": "s3://bucket/p"}, "concurrency": 9}
     job = job_of(monkeypatch, spark, order="none", timeout_s=0.5, **given).job
 
-    assert job.letters == LetterPlace(s3="s3://bucket/p")
+    assert job.letters == LetterDestination(s3="s3://bucket/p")
     assert job.concurrency == Concurrency(9, "none", 0.5)
 
 

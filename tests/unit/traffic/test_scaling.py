@@ -6,7 +6,7 @@ import random
 import pytest
 
 from kclrun.model.time import Instant
-from kclrun.traffic.scaling import BEHIND_MS, CATCH_UP_S, Look, WorkersNeeded
+from kclrun.traffic.scaling import BEHIND_MS, CATCH_UP_S, MachineLook, WorkersNeeded
 
 EVERY_S = 20.0
 AT_TIP = {"a": 0, "b": 0}
@@ -18,7 +18,7 @@ def needed(shares, *, lags=None, workers=4, leases=100, leases_max=64):
     for n, share in enumerate(shares):
         at = n * EVERY_S
         counted.take(
-            Look(
+            MachineLook(
                 now=Instant(1000.0 + at),
                 cpu_share=share,
                 lags_ms=AT_TIP if lags is None else lags(at),
@@ -103,7 +103,7 @@ def test_work_that_a_new_worker_took_over_is_not_counted_for_it_again():
     """Three workers at 80 % need four; once the fourth is there, its coming changes nothing."""
     counted = WorkersNeeded()
     for n, (workers, share) in enumerate([(3, 0.8)] * 5 + [(4, 0.6)] * 5):
-        counted.take(Look(now=Instant(n * EVERY_S), cpu_share=share, lags_ms=AT_TIP,
+        counted.take(MachineLook(now=Instant(n * EVERY_S), cpu_share=share, lags_ms=AT_TIP,
                           workers=workers, leases=12, leases_max=64))  # fmt: skip
         assert counted.count == 4
 
@@ -168,7 +168,7 @@ class Day:
             lags = {str(s): int(self.backlog_s[s] * self.shards / demand * 1000) for s in mine}
             self.lag_s_max = max([self.lag_s_max, *(lag / 1000 for lag in lags.values())])
             share = sum(wanted) * given / (CORES * STEP_S)
-            self.counters[n].take(Look(now=Instant(at), cpu_share=share, lags_ms=lags,
+            self.counters[n].take(MachineLook(now=Instant(at), cpu_share=share, lags_ms=lags,
                                        workers=len(ready), leases=self.shards,
                                        leases_max=64))  # fmt: skip
             counts.append(self.counters[n].count)

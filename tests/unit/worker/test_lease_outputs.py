@@ -12,7 +12,7 @@ from kclrun.ipc.board import boottime
 from kclrun.lease import events
 from kclrun.lease.commands import CommitOutputs
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.output import Cursor, OutputPlace, RowsOf, StoredCursors
+from kclrun.model.output import Cursor, OutputDestination, RowsOf, StoredCursors
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol.reports import OUTPUT, ProcessorRaised, ProcessorRecovered, Report
@@ -24,7 +24,9 @@ from tests.patience import HUNG_S
 from tests.support.memory_output import Destination, MemoryOutput
 
 SHARD = "shardId-000000000000"
-ROLLED = OutputPlace(name="late", path="/rolls", roll_s=60.0, roll_bytes=10, buffer_bytes=1_000)
+ROLLED = OutputDestination(
+    name="late", path="/rolls", roll_s=60.0, roll_bytes=10, buffer_bytes=1_000
+)
 
 
 def at(number: int) -> ExtendedSequenceNumber:
@@ -37,7 +39,7 @@ class Stage:
     def __init__(
         self,
         monkeypatch: pytest.MonkeyPatch,
-        *places: OutputPlace,
+        *places: OutputDestination,
         away: int = 0,
         compared: tuple[str, ...] = (),
     ) -> None:
@@ -96,7 +98,7 @@ class Stage:
         self.broken.append(error)
         self.broke.set()
 
-    def _open(self, place: OutputPlace, of: RowsOf, *_: object) -> MemoryOutput:
+    def _open(self, place: OutputDestination, of: RowsOf, *_: object) -> MemoryOutput:
         self.of.append(of)
         output = MemoryOutput(self.destination, of.token, [])
         begin = output.begin
@@ -152,7 +154,7 @@ def test_reading_begins_where_the_only_output_is_and_not_where_a_file_beside_it_
     assert alone.events == [events.OutputsBegan(at(9), {"late": Cursor(at(9))})]
     assert [(each.token, each.generation, each.shard_id) for each in alone.of] == [(7, 2, SHARD)]
 
-    beside = Stage(monkeypatch, OutputPlace(name="output", path=str(tmp_path)), ROLLED)
+    beside = Stage(monkeypatch, OutputDestination(name="output", path=str(tmp_path)), ROLLED)
     beside.destination.cursor = Cursor(at(9))
     assert beside.rows.open(lease(5, 4)).checkpoint == at(5)
     assert beside.cuts == [at(9)]
@@ -181,7 +183,7 @@ def test_a_destination_that_is_away_is_tried_again_until_delivery_is_stopped(
 
 
 def test_rows_go_to_the_file_and_to_the_output_that_they_name(monkeypatch, tmp_path):
-    stage = Stage(monkeypatch, OutputPlace(name="output", path=str(tmp_path)), ROLLED)
+    stage = Stage(monkeypatch, OutputDestination(name="output", path=str(tmp_path)), ROLLED)
     stage.rows.open(Lease(key=LeaseKey(SHARD), checkpoint=TRIM_HORIZON, counter=1))
     stage.rows.begin_batch()
     stage.rows.emit({"n": 1}, "output")
@@ -207,7 +209,7 @@ def test_rows_go_to_the_file_and_to_the_output_that_they_name(monkeypatch, tmp_p
 def test_rows_beyond_the_buffer_of_their_output_hold_the_lease_until_they_are_sent(
     monkeypatch, buffer_bytes
 ):
-    place = OutputPlace(name="late", kinesis="k", buffer_bytes=buffer_bytes)
+    place = OutputDestination(name="late", kinesis="k", buffer_bytes=buffer_bytes)
     stage = Stage(monkeypatch, place)
     stage.rows.open(Lease(key=LeaseKey(SHARD), checkpoint=TRIM_HORIZON, counter=1))
     stage.rows.begin_batch()
@@ -257,7 +259,7 @@ def test_an_output_that_breaks_ends_the_process(monkeypatch):
 
 def test_after_a_reset_the_rows_begin_a_file_of_their_own(monkeypatch, tmp_path):
     """The file before keeps its rows, wherever the checkpoint is now: LATEST would cut them off."""
-    grown = OutputPlace(name="output", path=str(tmp_path))
+    grown = OutputDestination(name="output", path=str(tmp_path))
     for generation, checkpoint in ((0, TRIM_HORIZON), (1, LATEST), (2, TRIM_HORIZON)):
         stage = Stage(monkeypatch, grown)
         row = Lease(key=LeaseKey(SHARD), checkpoint=checkpoint, generation=generation)
@@ -277,7 +279,7 @@ def test_after_a_reset_the_rows_begin_a_file_of_their_own(monkeypatch, tmp_path)
 def test_rows_of_a_comparison_are_in_one_file_with_their_record_whichever_method_emits(
     monkeypatch, tmp_path
 ):
-    grown = OutputPlace(name="output", path=str(tmp_path), buffer_bytes=1_000)
+    grown = OutputDestination(name="output", path=str(tmp_path), buffer_bytes=1_000)
     stage = Stage(monkeypatch, grown, compared=("output", "late"))
     rows = stage.rows
     rows.open(lease(5, 5))

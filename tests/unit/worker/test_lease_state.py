@@ -12,7 +12,7 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
-from kclrun.model.state import StatePlace
+from kclrun.model.state import StateDestination
 from kclrun.protocol.reports import STATE, ProcessorRaised, ProcessWarned
 from kclrun.state.keyed import State
 from tests.patience import HUNG_S
@@ -28,7 +28,7 @@ ROW = Lease(
 
 def stage_with_state(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Stage:
     stage = Stage(monkeypatch)
-    stage.rows._spec.state = StatePlace(path=str(folder))
+    stage.rows._spec.state = StateDestination(path=str(folder))
     return stage
 
 
@@ -93,7 +93,7 @@ def test_state_is_added_to_a_running_application_only_if_the_settings_say_so(mon
         stage_with_state(monkeypatch, tmp_path).rows.open(row)
 
     stage = stage_with_state(monkeypatch, tmp_path)
-    stage.rows._spec.state = StatePlace(path=str(tmp_path), may_begin_empty=True)
+    stage.rows._spec.state = StateDestination(path=str(tmp_path), may_begin_empty=True)
     assert stage.rows.open(row).checkpoint == at(5)
     stage.rows.commit(CommitOutputs(at(6), must=True))
     stage.rows.settle(at(6))

@@ -13,7 +13,7 @@ from kclrun.worker.delivery_queue import QueueLimits
 from kclrun.worker.main import (
     expiry_watch,
     hash_range,
-    life_policy,
+    lease_policy,
     pacing,
     queue_limits,
     services,
@@ -106,7 +106,7 @@ def test_the_core_is_told_what_the_start_command_says(flag):
         checkpoint=CheckpointPolicy(mode="manual", every_s=3.0, uncheckpointed_max=50),
     )
 
-    policy = life_policy(spec)
+    policy = lease_policy(spec)
 
     assert (policy.key, policy.me, policy.seen_counter) == ("s0", "kclrun::h:n", 7)
     assert (policy.expires_instant, policy.failover_s) == (8.0, 10.0)

@@ -23,7 +23,7 @@ from kclrun.ipc.messages import (
 )
 from kclrun.lease import commands, events
 from kclrun.lease.lease_writer import LeaseWriter
-from kclrun.lease.policy import LifePolicy
+from kclrun.lease.policy import LeasePolicy
 from kclrun.lease.state_machine import LeaseStateMachine
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import OFFERED, Lease
@@ -37,7 +37,7 @@ from kclrun.protocol.status import WorkerState
 from kclrun.protocol.writes import Applied, Throttled
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
 from kclrun.worker.fetching import LOOK_S_MAX, FetchView, FetchWatch, silence_max_s
-from kclrun.worker.lease_thread import LeaseThread, ManagerLine, Reporter
+from kclrun.worker.lease_thread import LeaseThread, ManagerChannel, Reporter
 from kclrun.worker.sharing import rest_together_s
 from tests.patience import HUNG_S, until
 
@@ -125,7 +125,7 @@ class Stage:
         self.table.write(
             changes.CreateLease(Lease(key="s0", checkpoint=p(10), owner=ME, counter=5))
         )
-        policy = LifePolicy(
+        policy = LeasePolicy(
             key="s0",
             me=ME,
             seen_counter=5,
@@ -155,7 +155,7 @@ class Stage:
             admin=self.admin,
             checkpoints=self.checkpoints,
             rows=self.rows,
-            line=ManagerLine(self.channel, lambda credentials: None),
+            line=ManagerChannel(self.channel, lambda credentials: None),
             reporter=reporter,
             fetch_watch=FetchWatch(lambda: self.fetch_view, silence_max_s),
             now=boottime,
@@ -456,7 +456,7 @@ class Waits(Stalls):
     def __init__(self, monkeypatch, deadline):
         super().__init__()
         self.asked_s, self.late_s = [], 0.0
-        self.thread._life = SimpleNamespace(next_deadline=lambda _: deadline)
+        self.thread._machine = SimpleNamespace(next_deadline=lambda _: deadline)
         self.thread._inbox = Inbox()
         self.thread._line = SimpleNamespace(filenos=lambda: (), receive=list)
         monkeypatch.setattr("kclrun.worker.lease_thread.select.poll", lambda: self)
@@ -501,7 +501,7 @@ def test_a_lease_thread_waits_for_descriptors_that_select_cannot_take():
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     inbox, thread = Inbox(), Stalls().thread
     descriptor = fcntl.fcntl(inbox.fileno(), fcntl.F_DUPFD_CLOEXEC, 2000)
-    thread._life = SimpleNamespace(next_deadline=lambda now: now + HUNG_S)
+    thread._machine = SimpleNamespace(next_deadline=lambda now: now + HUNG_S)
     thread._line = SimpleNamespace(filenos=lambda: (), receive=list)
     thread._inbox = SimpleNamespace(fileno=lambda: descriptor, take=inbox.take)
     posted = []
@@ -581,7 +581,7 @@ def test_a_write_that_the_core_no_longer_wants_is_not_sent_and_a_late_checkpoint
     thread, sent = Stalls().thread, []
     renew, late = changes.Renew("s0", ME, 5), changes.LateCheckpoint("s0", ME, p(10), p(20))
     own = LeaseWriter("s0", ME, 5, 1.5, lambda: 0.5)
-    thread._life = SimpleNamespace(own=own)
+    thread._machine = SimpleNamespace(own=own)
     thread._send = sent.append
 
     thread._perform(commands.SendWrite(renew))

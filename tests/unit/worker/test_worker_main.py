@@ -15,10 +15,10 @@ from kclrun.ipc.channel import Channel, Doorbell
 from kclrun.ipc.messages import Begin, Drain, channel_of_worker, channel_to_worker, decode_report
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, OwnerId
-from kclrun.model.output import OutputPlace
+from kclrun.model.output import OutputDestination
 from kclrun.model.policies import CheckpointPolicy, ErrorPolicy, FetchPolicy, LogPolicy
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.state import StatePlace
+from kclrun.model.state import StateDestination
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.outputs.emitted_rows import EmittedRows
 from kclrun.protocol import reports
@@ -294,7 +294,7 @@ def test_emitted_rows_are_kept_before_the_checkpoint_that_covers_them(stage, tmp
     stage.script.does = emit
     stage.shard.put(b"a")
 
-    stage.start(outputs=(OutputPlace(name="output", path=str(tmp_path / "rows")),))
+    stage.start(outputs=(OutputDestination(name="output", path=str(tmp_path / "rows")),))
     until(lambda: stage.script.outcomes)
     process_rows = until(lambda: written)
     assert stage.drain() == exit_codes.DONE
@@ -304,7 +304,7 @@ def test_emitted_rows_are_kept_before_the_checkpoint_that_covers_them(stage, tmp
 
 
 def test_the_rows_of_a_process_that_ended_may_be_opened_by_its_successor(stage, tmp_path):
-    stage.start(outputs=(OutputPlace(name="output", path=str(tmp_path / "rows")),))
+    stage.start(outputs=(OutputDestination(name="output", path=str(tmp_path / "rows")),))
     until((tmp_path / "rows" / f"{FIRST}.jsonl").exists)
     stage.drain()
 
@@ -454,8 +454,8 @@ def test_windows_of_old_records_close_by_event_time_and_a_late_one_is_in_the_log
     stage.start(
         processor=f"tests.support.dated:{kind}",
         checkpoint=msgspec.structs.replace(stage.spec.checkpoint, mode="auto"),
-        outputs=(OutputPlace(name="output", path=str(tmp_path / "rows")),),
-        state=StatePlace(path=str(tmp_path / "state")),
+        outputs=(OutputDestination(name="output", path=str(tmp_path / "rows")),),
+        state=StateDestination(path=str(tmp_path / "state")),
     )
     until(lambda: getattr(stage.status(), "records_total", 0) == len(TIMES))
     assert stage.drain() == exit_codes.DONE

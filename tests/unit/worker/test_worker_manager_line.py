@@ -17,7 +17,7 @@ from kclrun.ipc.messages import (
 from kclrun.lease import events
 from kclrun.model.wire import WireCredentials
 from kclrun.worker import lease_thread
-from kclrun.worker.lease_thread import ManagerLine
+from kclrun.worker.lease_thread import ManagerChannel
 
 
 class Line:
@@ -26,7 +26,7 @@ class Line:
         self.manager = channel_to_worker(mine)
         self.channel = channel_of_worker(its.detach())
         self.renewed = []
-        self.line = ManagerLine(self.channel, self.renewed.append)
+        self.line = ManagerChannel(self.channel, self.renewed.append)
 
     def close(self):
         self.manager.close()
