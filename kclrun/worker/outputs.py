@@ -13,6 +13,7 @@ is not durable.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -27,13 +28,13 @@ from kclrun.model.output import CHANGED_OUTSIDE, EMITTED_OUTSIDE, Cursor, naming
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.outputs.outbox import BoxedOutput, Decided
+from kclrun.outputs.row_ledger import Cut, RowCount, RowLedger
 from kclrun.outputs.state_versions import StateVersions
 from kclrun.ports import Output
 from kclrun.processor import KeptRow, Row
 from kclrun.state.keyed import MakeChange, Undoable, held_bytes
 from kclrun.worker.destination_waits import OUTPUTS_THREAD, DestinationWaits
 from kclrun.worker.lanes import FREE_SHARE, Lane, Pace
-from kclrun.worker.output_notes import Mark, Marks, Note, Notes
 from kclrun.worker.row_trials import RowTrials
 
 if TYPE_CHECKING:
@@ -111,9 +112,8 @@ class Outputs:
         self._now = now
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._notes = Notes()
+        self._ledger = RowLedger[RowCount]()
         self._sending_upto: ExtendedSequenceNumber | None = None  # of the last turn
-        self._batch_start: Marks | None = None
         # The highest position whose rows may be sent, and the highest whose rows were added.
         self._settled: ExtendedSequenceNumber | None = None
         self._sent: ExtendedSequenceNumber | None = None
@@ -190,12 +190,13 @@ class Outputs:
     def change_state(self, change: MakeChange, key: str, name: str, value: bytes | None) -> None:
         """Implements `state.keyed.Journal`. Raises: SinkError outside a batch; LimitExceeded."""
         with self._lock:  # the condition's own, without its calls in Python
-            if self._batch_start is None:
+            start = self._ledger.call_start
+            if start is None:
                 raise SinkError(CHANGED_OUTSIDE)
             lane = self._lanes[0]
             size = lane.emitted_bytes
             added = held_bytes(key, name, value, None)
-            if size + added - self._batch_start[0].size > CALL_BYTES_MAX:
+            if size + added - start[0].size > CALL_BYTES_MAX:
                 raise LimitExceeded(f"one call changed more than {CALL_BYTES_MAX} bytes of state")
             made = change(key, name, value)
             if made is not None:
@@ -217,16 +218,17 @@ class Outputs:
         """Returns: the function that adds one row to the output. It raises SinkError outside a
         batch, and TypeError and LimitExceeded as `Output.encode` does."""
         lane = self._by_name[name]
-        lock, encode = self._lock, lane.output.encode
+        lock, ledger, encode = self._lock, self._ledger, lane.output.encode
 
         # This is the hot path of every row.
         def emit(row: Row) -> None:
             encoded, size = encode(row)
             with lock:
-                if self._batch_start is None:
+                start = ledger.call_start
+                if start is None:
                     raise SinkError(EMITTED_OUTSIDE)
                 emitted_bytes = lane.emitted_bytes + size
-                if emitted_bytes - self._batch_start[lane.index].size > CALL_BYTES_MAX:
+                if emitted_bytes - start[lane.index].size > CALL_BYTES_MAX:
                     raise LimitExceeded(
                         f"one call emitted more than {CALL_BYTES_MAX} bytes to the output {name}"
                     )
@@ -251,17 +253,18 @@ class Outputs:
             return
         with self._sending:
             with self._changed:
-                assert self._batch_start is not None, "a call is under way"
+                start = self._ledger.call_start
+                assert start is not None, "a call is under way"
                 marks = [
                     (self._had(lane), began.rows)
-                    for lane, began in zip(self._lanes, self._batch_start, strict=True)
+                    for lane, began in zip(self._lanes, start, strict=True)
                 ]
             self._trials.try_rows(self._lanes, marks, position)
 
     def _had(self, lane: Lane) -> int:
         """The number of rows that the destination had when the lease began, of those that wait."""
-        known = self._notes.upto(lane.known) if lane.known else []
-        return known[-1].marks[lane.index].rows if known else 0
+        known = self._ledger.replayed_upto(lane.known) if lane.known else []
+        return known[-1].counts[lane.index].rows if known else 0
 
     def place(self, row: KeptRow) -> None:
         """Add a row that was prepared, within a batch. The limit was checked when it was
@@ -272,32 +275,27 @@ class Outputs:
     def begin_batch(self) -> None:
         """As `RowScope`: a call of user code starts."""
         with self._changed:
-            self._batch_start = self._marks()
+            self._ledger.begin_call(self._emitted())
 
     def end_batch(self, position: ExtendedSequenceNumber) -> None:
         """The call returned: its rows belong to the checkpoint at `position`, or to a later one."""
         with self._changed:
-            self._note(position)
-            self._batch_start = None
+            self._cut(position)
+            self._ledger.end_call()
 
     def cover(self, position: ExtendedSequenceNumber) -> None:
         """User code asks for a checkpoint: it covers the rows emitted until now."""
         with self._changed:
-            self._note(position)
+            self._cut(position)
 
     def take_back_batch(self, checkpoint: ExtendedSequenceNumber | None = None) -> None:
         """The call raised: its rows are removed, except those that the acknowledged `checkpoint`
         covers, and those that were sent already."""
         with self._changed:
-            assert self._batch_start is not None, "no batch to take back"
-            limits = [each for each in (checkpoint, self._sent) if each is not None]
-            kept = start = self._batch_start
-            if limits:
-                kept = self._notes.covered(max(limits), start)
-            kept = tuple(map(max, kept, start, self._added()))
-            taken = [lane.take_back(mark) for lane, mark in zip(self._lanes, kept, strict=True)]
-            self._notes.drop_beyond(kept)
-            self._batch_start = None
+            limits = [position for position in (checkpoint, self._sent) if position is not None]
+            kept = self._ledger.kept(max(limits, default=None), self._added())
+            self._ledger.take_back(kept)
+            taken = [lane.take_back(count) for lane, count in zip(self._lanes, kept, strict=True)]
         if self._state is not None:
             for change in reversed(taken[0]):  # there may be very many
                 self._state.undo(change)
@@ -313,7 +311,7 @@ class Outputs:
         with self._changed:
             if not self._is_manual:
                 self._settled = position if self._settled is None else max(self._settled, position)
-            if self._notes.has_any_upto(self._settled):
+            if self._ledger.has_any_upto(self._settled):
                 self._waiting_since = self._waiting_since or self._now()
             self._look_at_room()
             if self._is_manual and self._is_full(1.0):
@@ -325,32 +323,25 @@ class Outputs:
                 )
             self._changed.notify_all()
 
-    def _marks(self) -> Marks:
+    def _emitted(self) -> tuple[RowCount, ...]:
         return tuple(lane.emitted for lane in self._lanes)
 
-    def _added(self) -> Marks:
+    def _added(self) -> tuple[RowCount, ...]:
         return tuple(lane.added for lane in self._lanes)
 
-    def _note(self, position: ExtendedSequenceNumber) -> None:
-        """The rows emitted so far belong to the checkpoint at `position`, or to a later one.
-
-        A note that this batch made at a higher position is void: its checkpoint was refused. Rows
+    def _cut(self, position: ExtendedSequenceNumber) -> None:
+        """The rows emitted so far belong to the checkpoint at `position`, or to a later one. Rows
         for a position that was sent already wait for the next position, because a destination takes
-        each cursor once.
-        """
-        marks = self._marks()
-        start = marks if self._batch_start is None else self._batch_start
-        self._notes.drop_void(position, start)
-        if self._sent is None or position > self._sent:
-            self._notes.add(Note(position, marks), self._added())
-            self._merge_notes()
-
-    def _merge_notes(self) -> None:
-        """From now on rows leave up to the settled position. The turn under way may end before it,
-        and so may the rows that a destination has already [K12]."""
+        each cursor once."""
+        if self._sent is not None and position <= self._sent:
+            self._ledger.make_void(position)
+            return
+        self._ledger.cut(position, self._emitted(), self._added())
         if self._settled is not None:
+            # From now on rows leave up to the settled position. The turn under way may end before
+            # it, and so may the rows that a destination has already [K12].
             ends = (self._sending_upto, *(lane.known for lane in self._lanes))
-            self._notes.merge(self._settled, ends)
+            self._ledger.merge(self._settled, ends)
 
     # For the lease thread, which runs the core.
 
@@ -440,7 +431,7 @@ class Outputs:
             return not self._is_closed
 
     def _has_work(self) -> bool:
-        may_add = self._notes.has_any_upto(self._limit())
+        may_add = self._ledger.has_any_upto(self._limit())
         is_busy = any(it is not None for it in (self._asked, self._committing, self._decided))
         is_busy = is_busy or self._is_at_tip
         return self._is_closed or is_busy or may_add or self._may_collect()
@@ -520,7 +511,7 @@ class Outputs:
                 self._commit(lane)
         with self._changed:
             for lane in self._lanes:
-                if not lane.is_dirty and not self._notes.has_any_upto(limit):
+                if not lane.is_dirty and not self._ledger.has_any_upto(limit):
                     lane.clear = limit
             return min(lane.clear or limit for lane in self._lanes)
 
@@ -534,7 +525,7 @@ class Outputs:
         self._add(limit)
         is_clean = not any(lane.is_dirty for lane in self._lanes)
         with self._changed:
-            is_added = not self._notes.has_any_upto(limit)
+            is_added = not self._ledger.has_any_upto(limit)
         if is_added and (is_clean or self._commits_together(asked)):
             self._committing = limit
             self._box(limit)
@@ -617,21 +608,25 @@ class Outputs:
         """Add the rows of settled records up to `limit` to their outputs."""
         while True:
             with self._changed:
-                notes = self._notes.upto(limit)
-                if not notes:
+                cuts = self._ledger.upto(limit)
+                if not cuts:
                     return
-                sent = self._sent = notes[-1].position
-            for index, lane in enumerate(self._lanes):
-                self._add_to(lane, [(note.position, note.marks[index]) for note in notes])
+                sent = self._sent = cuts[-1].position
+            for lane in self._lanes:
+                self._add_to(lane, cuts)
             with self._changed:
-                self._notes.drop_upto(sent)  # no note at or below `sent` is newer than these
+                self._ledger.leave(sent)  # no cut at or below `sent` is newer than these
 
-    def _add_to(self, lane: Lane, marks: Sequence[tuple[ExtendedSequenceNumber, Mark]]) -> None:
-        """Add the rows up to the last mark; rows that the destination has already are dropped."""
-        known = [mark for at, mark in marks if lane.known is not None and at <= lane.known]
-        if known:
-            self._take(lane, known[-1])
-        upto, last = marks[-1]
+    def _add_to(self, lane: Lane, cuts: Sequence[Cut[RowCount]]) -> None:
+        """Add the rows up to the last cut; rows that the destination has already are dropped."""
+        known, upto = lane.known, cuts[-1].position
+        if known is not None:
+            there = [*itertools.takewhile(lambda cut: cut.position <= known, cuts)]
+            if there:
+                self._take(lane, there[-1].counts[lane.index])
+            if upto <= known:
+                return  # the destination takes no lower cursor: rows above `known` wait
+        last = cuts[-1].counts[lane.index]
         with self._changed:
             rows = lane.rows[: max(0, last.rows - lane.added.rows)]
         if rows:
@@ -641,8 +636,8 @@ class Outputs:
                 lane.is_dirty, lane.dirty_since = True, self._now()
             self._take(lane, last)
 
-    def _take(self, lane: Lane, upto: Mark) -> None:
-        """The rows up to this mark do not wait here any more."""
+    def _take(self, lane: Lane, upto: RowCount) -> None:
+        """The rows up to this count do not wait here any more."""
         with self._changed:
             if upto.rows > lane.added.rows:
                 del lane.rows[: upto.rows - lane.added.rows]

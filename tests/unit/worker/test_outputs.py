@@ -13,9 +13,9 @@ from kclrun.lease.commands import CommitOutputs
 from kclrun.model.output import Cursor, naming_output
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.worker import output_notes as notes_module
+from kclrun.outputs import row_ledger
+from kclrun.outputs.row_ledger import MERGED_FROM, Cut, RowCount
 from kclrun.worker import outputs as module
-from kclrun.worker.output_notes import MERGED_FROM, Note
 from kclrun.worker.outputs import Outputs, Pace
 from tests.patience import HUNG_S
 from tests.support.memory_output import Destination, MemoryOutput
@@ -142,7 +142,7 @@ def test_rows_emitted_after_the_checkpoint_of_their_batch_belong_to_the_next_pos
     assert (lease.rows, lease.reported[-1]) == ([[1, 2]], SHARD_END)
 
 
-def test_a_lower_checkpoint_voids_a_note_of_the_same_call():
+def test_a_lower_checkpoint_voids_a_cut_of_the_same_call():
     lease = Lease(AT_ONCE)
     lease.outputs.begin_batch()
     lease.outputs.emit_to("a")({"n": 1})
@@ -153,7 +153,36 @@ def test_a_lower_checkpoint_voids_a_note_of_the_same_call():
     assert (lease.rows, lease.reported) == ([[1, 2]], [at(4)])
 
 
-def test_an_hour_of_small_batches_waits_for_a_destination_as_a_few_notes():
+@pytest.mark.parametrize("is_after_emit", [False, True])
+def test_a_checkpoint_within_an_earlier_call_has_the_rows_of_its_records(is_after_emit):
+    """With manual checkpoints user code may ask for the position of a record of an earlier call."""
+    lease = Lease(AT_ONCE, is_manual=True)
+    lease.call(10, 1, 2)
+    lease.outputs.begin_batch()
+    if is_after_emit:
+        lease.outputs.emit_to("a")({"n": 3})
+    lease.outputs.cover(at(5))
+    lease.ask(5)
+    assert (lease.rows, lease.reported) == ([[1, 2, *[3] * is_after_emit]], [at(5)])
+    assert lease.outputs.cursors() == {"a": Cursor(at(5))}
+
+
+def test_rows_above_the_cursor_of_a_destination_wait_while_a_lower_checkpoint_is_committed():
+    lease = Lease(AT_ONCE, AT_ONCE, is_manual=True)
+    lease.outputs._lanes[0].known = at(7)  # it has the rows up to here
+    for upto in (7, 10):
+        lease.call(upto, upto, to="a")
+        lease.call(upto, upto, to="b")
+    lease.outputs.begin_batch()
+    lease.outputs.cover(at(5))
+    lease.ask(5)
+    assert (lease.rows, lease.reported) == ([[], [7, 10]], [at(5)])
+    lease.outputs.end_batch(at(20))
+    lease.ask(20)
+    assert (lease.rows, lease.reported[-1]) == ([[10], [7, 10]], at(20))
+
+
+def test_an_hour_of_small_batches_waits_for_a_destination_as_a_few_cuts():
     lease = Lease(Pace(0.0, 0, 1_000_000))
     lease.fates[0] += [*["refused"] * 10, ""]
     lease.call(1, 1)
@@ -163,7 +192,7 @@ def test_an_hour_of_small_batches_waits_for_a_destination_as_a_few_notes():
         lease.call(number, number)
         if number % 3_000 == 0:
             lease.outputs.turn()  # refused again
-        most = max(most, len(lease.outputs._notes))
+        most = max(most, len(lease.outputs._ledger))
     assert most <= MERGED_FROM
     assert lease.rows == [[]]
 
@@ -174,18 +203,18 @@ def test_an_hour_of_small_batches_waits_for_a_destination_as_a_few_notes():
 
 
 @pytest.mark.parametrize("is_manual", [False, True])
-def test_notes_are_looked_at_a_few_times_each_however_many_wait(monkeypatch, is_manual):
+def test_cuts_are_looked_at_a_few_times_each_however_many_wait(monkeypatch, is_manual):
     """The thread that renews the lease needs the lock under which they are looked at."""
     looks = 0
 
-    class Looked(Note, frozen=True):
+    class Looked(Cut[RowCount], frozen=True):
         @property
         def position(self):  # type: ignore[override]
             nonlocal looks
             looks += 1
             return super().position
 
-    monkeypatch.setattr(module, "Note", Looked)
+    monkeypatch.setattr(row_ledger, "Cut", Looked)
     lease = Lease(Pace(0.0, 0, 1_000_000), is_manual=is_manual)
     waiting = 2_000
     for number in range(1, waiting + 1):
@@ -196,7 +225,7 @@ def test_notes_are_looked_at_a_few_times_each_however_many_wait(monkeypatch, is_
 
 
 def test_rows_that_are_settled_during_a_turn_do_not_hide_those_that_it_sends(monkeypatch):
-    monkeypatch.setattr(notes_module, "MERGED_FROM", 2)
+    monkeypatch.setattr(row_ledger, "MERGED_FROM", 2)
     lease = Lease(AT_ONCE)
     lease.fates[0] += ["refused", ""]
     lease.call(1, 1)
@@ -218,9 +247,9 @@ def test_rows_that_are_settled_during_a_turn_do_not_hide_those_that_it_sends(mon
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_each_commit_has_the_same_rows_whether_notes_are_merged_or_not(monkeypatch, seed):
+def test_each_commit_has_the_same_rows_whether_cuts_are_merged_or_not(monkeypatch, seed):
     def run(merged_from: int) -> list[object]:
-        monkeypatch.setattr(notes_module, "MERGED_FROM", merged_from)
+        monkeypatch.setattr(row_ledger, "MERGED_FROM", merged_from)
         chance = random.Random(seed)
         lease = Lease(AT_ONCE, Pace(5.0, 60, 1_000))
         for lane, known in zip(lease.outputs._lanes, (7, 12), strict=True):
