@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from kclrun.codec.row_lines import encode_row
 from kclrun.errors import InvariantViolation, SinkError
@@ -19,6 +19,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.outputs.durable_files import SyncFailed, close_locked, sync, write_at
 from kclrun.outputs.marks import Mark, MarksFile, failure, mark_at, open_at
 from kclrun.outputs.row_ledger import RowLedger
+from kclrun.processor import KeptRow, Row
 
 # One write call of 1 MiB takes well under a millisecond and saves one for each of some 5,000 rows.
 BUFFER_BYTES_MAX: Final = 2**20
@@ -87,16 +88,28 @@ class EmittedRows:
         """Bytes emitted and not taken back, including the buffered ones."""
         return self._written + len(self._buffer)
 
-    def emit(self, row: Mapping[str, Any]) -> None:
+    def emit(self, row: Row) -> None:
         """Add one row. It is durable once `make_durable` covered it.
 
         Raises: TypeError, LimitExceeded as `encode_row`; SinkError outside a batch, or if the
         disk is full: the batch can then be taken back and tried again.
         """
-        self.place(encode_row(row))
+        self._add(encode_row(row))
 
-    def place(self, line: bytes) -> None:
-        """Add a row that is encoded already. Raises: SinkError, as `emit`."""
+    def emit_to(self, _name: str) -> Callable[[Row], None]:
+        """The function that adds one row: all rows go to this file."""
+        return self.emit
+
+    def prepare(self, row: Row, to: str) -> KeptRow:
+        """A row that its record keeps until it is done. Raises: TypeError, LimitExceeded."""
+        line = encode_row(row)
+        return KeptRow(to, line, len(line))
+
+    def place(self, row: KeptRow) -> None:
+        """Add a row that was prepared. Raises: SinkError, as `emit`."""
+        self._add(row.encoded)
+
+    def _add(self, line: bytes) -> None:
         with self._lock:
             self._check_usable()
             if self._ledger.call_start is None:
@@ -268,6 +281,12 @@ class CursorRows(EmittedRows):
     def begin_batch(self) -> None:
         super().begin_batch()
         self._waiting, self._ordinal = [], 0
+
+    def emit_to(self, name: str) -> Callable[[Row], None]:
+        return lambda row: self.keep(name, encode_row(row))
+
+    def place(self, row: KeptRow) -> None:
+        self.keep(row.to, row.encoded)
 
     def keep(self, to: str, line: bytes) -> None:
         """Add an encoded row for the output `to`. Raises: SinkError, as `emit`."""

@@ -30,7 +30,7 @@ from kclrun.outputs.state_versions import StateVersions
 from kclrun.ports import VersionStore
 from kclrun.state.keyed import LiveEntries, MakeChange, State
 from kclrun.state.versions import Version, encode_version, version_name
-from kclrun.worker.lease_outputs import keyed
+from kclrun.worker.opening import keyed
 from kclrun.worker.outputs import Outputs
 
 _ROW: Final = "state"

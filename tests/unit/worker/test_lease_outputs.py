@@ -16,7 +16,7 @@ from kclrun.model.output import Cursor, OutputPlace, RowsOf, StoredCursors
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol.reports import OUTPUT, ProcessorRaised, ProcessorRecovered, Report
-from kclrun.worker import lease_outputs as module
+from kclrun.worker import opening as module
 from kclrun.worker.destination_waits import DestinationWaits
 from kclrun.worker.lease_outputs import LeaseOutputs
 from kclrun.worker.sharing import daemon_thread
@@ -29,6 +29,10 @@ ROLLED = OutputPlace(name="late", path="/rolls", roll_s=60.0, roll_bytes=10, buf
 
 def at(number: int) -> ExtendedSequenceNumber:
     return ExtendedSequenceNumber(str(number))
+
+
+def no_credentials() -> Any:
+    """Nothing is signed here."""
 
 
 class Stage:
@@ -73,13 +77,26 @@ class Stage:
             may_try_again=self._may_try_again,
             destinations=self.waits,
         )
+        report, credentials = self.reports.append, no_credentials
+        retries = module.DestinationRetries(queue, report)
+        state = module.StateOpening(
+            spec,
+            retries,
+            report=report,
+            broke=self._break,
+            credentials=credentials,
+            read_row=lambda _: None,
+        )
+        opening = module.OutputOpening(
+            spec, state, retries, queue, post=self._post, report=report, credentials=credentials
+        )
         self.rows = LeaseOutputs(
             spec,
             queue,
+            retries,
+            opening,
             post=self._post,
-            report=self.reports.append,
             broke=self._break,
-            credentials=lambda: None,  # type: ignore[arg-type, return-value]
             make_thread=daemon_thread,
         )
 
