@@ -19,12 +19,12 @@ from kclrun.model.output import MAIN_OUTPUT, file_name, no_output
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.outputs.emitted_rows import CursorRows, EmittedRows
+from kclrun.outputs.sending import Outputs
 from kclrun.processor import KeptRow, Row
 from kclrun.protocol.reports import OUTPUT
 from kclrun.state.keyed import LiveEntries, Undoable
 from kclrun.worker.delivery_queue import DeliveryQueue
 from kclrun.worker.opening import DestinationRetries, Opened, OutputOpening
-from kclrun.worker.outputs import Outputs
 
 # A commit of an SQL output and of the row takes some 50 ms.
 ROUND_EVERY_S: Final = 1.0
@@ -139,10 +139,10 @@ class LeaseOutputs:
         if opened.is_ready:
             self._post(events.OutputsBegan(opened.row.checkpoint, outputs.cursors()))
         self._outputs = outputs
-        self._called.append(outputs)
+        self._called.append(outputs.rows)
         if opened.entries is not None:
-            opened.entries.journal = outputs.change_state
-        self._take(outputs, [place.name for place in self._spec.outputs if not place.grows])
+            opened.entries.journal = outputs.rows.change_state
+        self._take(outputs.rows, [place.name for place in self._spec.outputs if not place.grows])
         thread = self._make_thread(self._serve, "outputs")
         thread.start()  # may fail: `close` joins only what was started
         self._thread = thread
@@ -187,7 +187,7 @@ class LeaseOutputs:
         """Add changes of the state that records made; the last call before `end_batch`."""
         if changes:
             assert self._outputs is not None, "the state is the first of them"
-            self._outputs.place_changes(changes)
+            self._outputs.rows.place_changes(changes)
 
     def begin_batch(self) -> None:
         self._has_prepared = False
@@ -215,7 +215,7 @@ class LeaseOutputs:
         outputs = self._outputs
         is_tried = self._spec.trial is not None and not self._has_prepared
         if outputs is not None and is_tried:
-            self._retries.until_there(OUTPUT, lambda: outputs.try_rows(position))
+            self._retries.until_there(OUTPUT, lambda: outputs.rows.try_rows(position))
 
     def settle(self, position: ExtendedSequenceNumber) -> None:
         """Every record up to `position` is processed or given up."""
@@ -224,7 +224,7 @@ class LeaseOutputs:
 
     def sent(self) -> ExtendedSequenceNumber | None:
         """Rows of records up to here were given to their destinations; None if no rows were."""
-        return self._outputs.sent if self._outputs is not None else None
+        return self._outputs.rows.sent if self._outputs is not None else None
 
     # For the lease thread.
 

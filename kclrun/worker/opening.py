@@ -21,7 +21,11 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.state import StatePlace, version_folder
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials
+from kclrun.outputs.commits import STATE_BUFFER_BYTES, Keyed
+from kclrun.outputs.lanes import Pace
 from kclrun.outputs.outbox import BoxedOutput, Decided
+from kclrun.outputs.row_trials import RowTrials
+from kclrun.outputs.sending import Outputs
 from kclrun.outputs.state_versions import StateVersions
 from kclrun.ports import Output
 from kclrun.protocol.reports import (
@@ -34,9 +38,6 @@ from kclrun.protocol.reports import (
 )
 from kclrun.state.keyed import LiveEntries, MakeChange
 from kclrun.worker.delivery_queue import DeliveryQueue
-from kclrun.worker.lanes import Pace
-from kclrun.worker.outputs import STATE_BUFFER_BYTES, Keyed, Outputs
-from kclrun.worker.row_trials import RowTrials
 
 if TYPE_CHECKING:
     from kclrun.observe.traces import LeaseSpans

@@ -22,7 +22,7 @@ BUCKET = "rows-of-the-outbox"
 PROCESSOR = """
 import json, os, pathlib, random, signal
 from kclrun import RecordProcessor
-from kclrun.worker.outputs import Outputs
+from kclrun.outputs.sending import Outputs
 
 class Lots(RecordProcessor):
     def initialize(self, context):
@@ -179,7 +179,7 @@ ENDING = """
 import json, os, pathlib, random, signal
 from kclrun import RecordProcessor
 from kclrun.model.sequence import SHARD_END
-from kclrun.worker.outputs import Outputs
+from kclrun.outputs.sending import Outputs
 
 DIED = pathlib.Path(__file__).with_name("died")
 

@@ -15,9 +15,9 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, OutputPlace, RowsOf, StoredCursors
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.outputs.destination_waits import DestinationWaits
 from kclrun.protocol.reports import OUTPUT, ProcessorRaised, ProcessorRecovered, Report
 from kclrun.worker import opening as module
-from kclrun.worker.destination_waits import DestinationWaits
 from kclrun.worker.lease_outputs import LeaseOutputs
 from kclrun.worker.sharing import daemon_thread
 from tests.patience import HUNG_S
