@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from kclrun.codec.row_lines import encode_row
 from kclrun.errors import InvariantViolation, SinkError
@@ -18,6 +18,8 @@ from kclrun.model.output import EMITTED_OUTSIDE, Cursor
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.outputs.durable_files import SyncFailed, close_locked, sync, write_at
 from kclrun.outputs.marks import Mark, MarksFile, failure, mark_at, open_at
+from kclrun.outputs.row_ledger import RowLedger
+from kclrun.processor import KeptRow, Row
 
 # One write call of 1 MiB takes well under a millisecond and saves one for each of some 5,000 rows.
 BUFFER_BYTES_MAX: Final = 2**20
@@ -56,10 +58,9 @@ class EmittedRows:
         self._base = durable
         self._durable = durable
         self._may_forget = False
-        self._noted: list[Mark] = []  # by length; bounded by uncheckpointed_max
+        self._ledger = RowLedger[int]()  # of bytes; bounded by uncheckpointed_max
         self._written = durable.length
         self._buffer = bytearray()
-        self._batch_start: int | None = None
         self._broken: str | None = None
         self._lock = threading.Lock()  # guards the fields above; make_durable syncs without it
         self._durable_lock = threading.Lock()  # one make_durable or take-back at a time; outer
@@ -87,19 +88,31 @@ class EmittedRows:
         """Bytes emitted and not taken back, including the buffered ones."""
         return self._written + len(self._buffer)
 
-    def emit(self, row: Mapping[str, Any]) -> None:
+    def emit(self, row: Row) -> None:
         """Add one row. It is durable once `make_durable` covered it.
 
         Raises: TypeError, LimitExceeded as `encode_row`; SinkError outside a batch, or if the
         disk is full: the batch can then be taken back and tried again.
         """
-        self.place(encode_row(row))
+        self._add(encode_row(row))
 
-    def place(self, line: bytes) -> None:
-        """Add a row that is encoded already. Raises: SinkError, as `emit`."""
+    def emit_to(self, _name: str) -> Callable[[Row], None]:
+        """The function that adds one row: all rows go to this file."""
+        return self.emit
+
+    def prepare(self, row: Row, to: str) -> KeptRow:
+        """A row that its record keeps until it is done. Raises: TypeError, LimitExceeded."""
+        line = encode_row(row)
+        return KeptRow(to, line, len(line))
+
+    def place(self, row: KeptRow) -> None:
+        """Add a row that was prepared. Raises: SinkError, as `emit`."""
+        self._add(row.encoded)
+
+    def _add(self, line: bytes) -> None:
         with self._lock:
             self._check_usable()
-            if self._batch_start is None:
+            if self._ledger.call_start is None:
                 raise SinkError(EMITTED_OUTSIDE)
             self._buffer += line
             if len(self._buffer) < BUFFER_BYTES_MAX:
@@ -116,19 +129,18 @@ class EmittedRows:
         Raises: InvariantViolation when the former call was neither ended nor taken back.
         """
         with self._lock:
-            if self._batch_start is not None:
+            if self._ledger.call_start is not None:
                 raise InvariantViolation(f"{self.path}: a batch begins inside a batch")
-            self._batch_start = self.length
+            self._ledger.begin_call((self.length,))
             if self._may_forget:  # not earlier: a batch that is taken back may need them again
-                at = self._durable.position
-                self._noted = [note for note in self._noted if note.position > at]
+                self._ledger.leave(self._durable.position)
                 self._may_forget = False
 
     def end_batch(self, position: ExtendedSequenceNumber) -> None:
         """The call returned; `position` is that of its last record, SHARD_END for shard_ended."""
         with self._lock:
-            self._note(position)
-            self._batch_start = None
+            self._cut(position)
+            self._ledger.end_call()
 
     def cover(self, position: ExtendedSequenceNumber) -> None:
         """User code asks for a checkpoint: it covers all rows emitted until this call.
@@ -139,7 +151,7 @@ class EmittedRows:
         loses them. So user code must emit before it checkpoints.
         """
         with self._lock:
-            self._note(position)
+            self._cut(position)
 
     def take_back_batch(self, checkpoint: ExtendedSequenceNumber | None = None) -> None:
         """The call raised: its rows are removed, except those that the acknowledged checkpoint
@@ -150,12 +162,12 @@ class EmittedRows:
         """
         with self._durable_lock, self._lock, self._breaking():
             self._check_usable()
-            if self._batch_start is None:
+            if self._ledger.call_start is None:
                 raise InvariantViolation(f"{self.path}: no batch to take back")
             acknowledged = checkpoint or self._durable.position
-            kept = max(self._batch_start, self._covered_by(acknowledged).length)
-            self._cut_back(kept)
-            self._batch_start = None
+            kept = self._ledger.kept(acknowledged, (self._covered_by(acknowledged),))
+            self._cut_back(*kept)
+            self._ledger.take_back(kept)
 
     def make_durable(self, position: ExtendedSequenceNumber) -> None:
         """Make all rows noted at or below `position` survive a crash, before it returns.
@@ -166,7 +178,7 @@ class EmittedRows:
         with self._durable_lock, self._breaking():
             with self._lock:
                 self._check_usable()
-                target = Mark(position, self._covered_by(position).length)
+                target = Mark(position, self._covered_by(position))
                 marked = mark_at(self._marks.marks, position)
                 must_mark = marked is None or marked.length < target.length
                 if must_mark:
@@ -198,28 +210,21 @@ class EmittedRows:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _note(self, position: ExtendedSequenceNumber) -> None:
-        """The rows emitted so far belong to the checkpoint at `position`, or to a later one.
+    def _cut(self, position: ExtendedSequenceNumber) -> None:
+        """The rows emitted so far belong to the checkpoint at `position`, or to a later one."""
+        durable = self._durable
+        had = durable.length if durable.position <= position else self._covered_by(position)
+        self._ledger.cut(position, (self.length,), (had,))
 
-        A note that this batch made at a higher position is void: its checkpoint was refused. Notes
-        of former batches stay, because this batch may still be taken back.
-        """
-        start = self.length if self._batch_start is None else self._batch_start
-        while self._noted and self._noted[-1].position >= position:
-            if self._noted[-1].length <= start:
-                break
-            self._noted.pop()
-        if self._covered_by(position).length < self.length:
-            self._noted.append(Mark(position, self.length))
-
-    def _covered_by(self, position: ExtendedSequenceNumber) -> Mark:
-        """The rows that a checkpoint at `position` covers, as noted or marked so far."""
-        if self._noted and self._noted[-1].position <= position:
-            return self._noted[-1]  # the longest is the last
-        if not self._noted and self._durable.position <= position:
-            return self._durable
-        known = [self._base, self._durable, *self._marks.marks, *self._noted]
-        return mark_at(known, position) or self._base
+    def _covered_by(self, position: ExtendedSequenceNumber) -> int:
+        """The bytes that a checkpoint at `position` covers, as noted or marked so far."""
+        covered = self._ledger.covered(position)
+        if covered is not None:
+            return covered[0]
+        if not self._ledger and self._durable.position <= position:
+            return self._durable.length
+        mark = mark_at([self._base, self._durable, *self._marks.marks], position)
+        return (mark or self._base).length
 
     def _write_buffer(self) -> None:
         """Write the buffer to the file. After a failure nothing changed: it can be repeated."""
@@ -238,7 +243,6 @@ class EmittedRows:
         kept = [mark for mark in self._marks.marks if mark.length <= length]
         if len(kept) < len(self._marks.marks):
             self._marks.drop_all_but(kept)
-        self._noted = [note for note in self._noted if note.length <= length]
         if self._durable.length > length:
             if not kept:
                 raise InvariantViolation(f"{self.path}: no mark left at or below {length}")
@@ -278,11 +282,17 @@ class CursorRows(EmittedRows):
         super().begin_batch()
         self._waiting, self._ordinal = [], 0
 
+    def emit_to(self, name: str) -> Callable[[Row], None]:
+        return lambda row: self.keep(name, encode_row(row))
+
+    def place(self, row: KeptRow) -> None:
+        self.keep(row.to, row.encoded)
+
     def keep(self, to: str, line: bytes) -> None:
         """Add an encoded row for the output `to`. Raises: SinkError, as `emit`."""
         with self._lock:
             self._check_usable()
-            if self._batch_start is None:
+            if self._ledger.call_start is None:
                 raise SinkError(EMITTED_OUTSIDE)
             if len(self._buffer) >= BUFFER_BYTES_MAX:
                 self._write_buffer()

@@ -2,7 +2,7 @@
 
 What a column cannot take is refused at the row, and no value is changed on its way: a cast never
 cuts or rounds. A type whose texts only the database can read is checked by the database, at
-the commit (`worker/row_trials.py`).
+the commit (`row_trials.py`).
 """
 
 from __future__ import annotations

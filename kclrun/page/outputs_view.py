@@ -18,7 +18,7 @@ from kclrun.model.time import WallTime
 from kclrun.operating.summaries import duration_text, shortened, with_short_positions
 from kclrun.page import layout
 from kclrun.page.markup import Child, Html, element, joined, short
-from kclrun.page.snapshot import About, OutputPlace, Row, Snapshot, rows_of
+from kclrun.page.snapshot import About, OutputDestination, Row, Snapshot, rows_of
 
 _ROWS_MAX: Final = 1_000
 # A checkpoint is at most so far behind where nothing is wrong: `checkpoint.every`, the reading, and
@@ -54,7 +54,7 @@ def leases_to_ask(about: About, snapshot: Snapshot) -> tuple[Lease, ...]:
 
 
 def verdict_of(
-    about: About, snapshot: Snapshot, place: OutputPlace, warned: Mapping[str, Warned]
+    about: About, snapshot: Snapshot, place: OutputDestination, warned: Mapping[str, Warned]
 ) -> Verdict:
     """The verdict on one output. `warned` are the last warnings, by lease."""
     rows = rows_of(snapshot)
@@ -96,7 +96,7 @@ def _held_up(about: About, snapshot: Snapshot) -> list[Row]:
     return [row for _, row in sorted(late, key=lambda pair: (-(pair[0] or 0.0), pair[1].key))]
 
 
-def _failure(row: Row, snapshot: Snapshot, place: OutputPlace, warned: Warned | None) -> str:
+def _failure(row: Row, snapshot: Snapshot, place: OutputDestination, warned: Warned | None) -> str:
     """What this output says of its failure at this shard; empty if it says nothing, or goes on."""
     lease = snapshot.leases.get(row.key)
     if row.state == "halted" and lease is not None and lease.halt is not None:
@@ -110,7 +110,7 @@ def _failure(row: Row, snapshot: Snapshot, place: OutputPlace, warned: Warned | 
 def _names_other(
     row: Row,
     snapshot: Snapshot,
-    place: OutputPlace,
+    place: OutputDestination,
     about: About,
     warned: Mapping[str, Warned],
 ) -> bool:
@@ -147,7 +147,7 @@ def _verdicts(about: About, snapshot: Snapshot, warned: Mapping[str, Warned]) ->
     return layout.table(caption, ("output", "where", "verdict"), rows, label="Outputs")
 
 
-def _verdict(place: OutputPlace, verdict: Verdict) -> Html:
+def _verdict(place: OutputDestination, verdict: Verdict) -> Html:
     held: Child = None
     if verdict.shards:
         held = joined("It holds up " if verdict.word == FAILING else "Shards: ")

@@ -22,7 +22,7 @@ URGENT, IDLE, WORKING, OVER = range(4)
 _NOBODY: Final = OwnerId("kclrun::page:0")
 
 
-class OutputPlace(msgspec.Struct, frozen=True):
+class OutputDestination(msgspec.Struct, frozen=True):
     """An output of the settings: its name, its setting as errors name it, its destination without
     secrets, and how long a roll is open."""
 
@@ -52,7 +52,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     letters: str = ""
     has_actions: bool = False
     refresh_s: int = 10
-    outputs: tuple[OutputPlace, ...] = ()
+    outputs: tuple[OutputDestination, ...] = ()
     plan: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
 
     def of_shard(self, command: str, key: str) -> str:

@@ -33,8 +33,8 @@ from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard
 from kclrun.model.time import Instant, WallTime
+from kclrun.outputs.destination_waits import DestinationView, DestinationWaits
 from kclrun.processor import Checkpointer
-from kclrun.worker.destination_waits import DestinationView, DestinationWaits
 
 
 class Inbox:

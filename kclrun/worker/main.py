@@ -72,6 +72,7 @@ from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch
 from kclrun.worker.giving_up import LeaseLetters
 from kclrun.worker.lease_outputs import LeaseOutputs
 from kclrun.worker.lease_thread import STDERR_FD, LeaseThread, ManagerChannel, Reporter
+from kclrun.worker.opening import DestinationRetries, OutputOpening, StateOpening
 from kclrun.worker.sharing import (
     SharedLease,
     SharedProcess,
@@ -337,6 +338,7 @@ class LeaseProcess:
         slot = segment.slot(spec.place)
         self._reporter = Reporter(slot, ring, doorbell, spec.incarnation, self._fetch_view)
         self._spans = None if spec.traces is None else self._open_spans(spec.traces)
+        self._retries = DestinationRetries(self._queue, self._reporter.report)
         self._rows = self._outputs()
         self._checkpoints = CheckpointCalls(
             self._inbox.post, self._cover, self._is_over, self._queue.destinations
@@ -378,16 +380,24 @@ class LeaseProcess:
         )
 
     def _outputs(self) -> LeaseOutputs:
+        spec, queue, retries, spans = self._spec, self._queue, self._retries, self._spans
+        post, report, broke = self._inbox.post, self._reporter.report, self._break_off
+        credentials, read_row = self._services.credentials, self._services.table.read
+        state = StateOpening(
+            spec, retries, report=report, broke=broke, credentials=credentials, read_row=read_row
+        )
+        opening = OutputOpening(
+            spec,
+            state,
+            retries,
+            queue,
+            post=post,
+            report=report,
+            credentials=credentials,
+            spans=spans,
+        )
         return LeaseOutputs(
-            self._spec,
-            self._queue,
-            post=self._inbox.post,
-            report=self._reporter.report,
-            broke=self._break_off,
-            credentials=self._services.credentials,
-            make_thread=self._make_thread,
-            read_row=self._services.table.read,
-            spans=self._spans,
+            spec, queue, retries, opening, post=post, broke=broke, make_thread=self._make_thread
         )
 
     def _open_spans(self, traces: TracePolicy) -> LeaseSpans:
@@ -484,7 +494,7 @@ class LeaseProcess:
         processor = kind()
         claimed, row = row, self._rows.open(row)
         reached = max((row.checkpoint, *self._rows.cuts))
-        self._rows.until_there(DEAD_LETTER, lambda: self._letters.begin(claimed, reached))
+        self._retries.until_there(DEAD_LETTER, lambda: self._letters.begin(claimed, reached))
         times = EventTimes(processor.event_time, self._reporter.warn)
         if unused := unused_event_time(processor):
             self._reporter.warn(unused)

@@ -26,12 +26,12 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import StateDestination
+from kclrun.outputs.sending import Outputs
 from kclrun.outputs.state_versions import StateVersions
 from kclrun.ports import VersionStore
 from kclrun.state.keyed import LiveEntries, MakeChange, State
 from kclrun.state.versions import Version, encode_version, version_name
-from kclrun.worker.lease_outputs import keyed
-from kclrun.worker.outputs import Outputs
+from kclrun.worker.opening import keyed
 
 _ROW: Final = "state"
 _KEYS: Final = 1_000_000
@@ -246,7 +246,7 @@ class _Lease:
             state=keyed(place, self._versions, self._live),
         )
         self._outputs.begin(row.checkpoint, {}, may_adopt=True)
-        self._live.journal = self._outputs.change_state  # as LeaseOutputs does
+        self._live.journal = self._outputs.rows.change_state  # as LeaseOutputs does
         self.random = random.Random(_SEED)
         self._batch = 0
 
@@ -271,10 +271,10 @@ class _Lease:
         self._batch += 1
         value = self._batch.to_bytes(98, "big")
         state, at = self._state, _at(self._batch)
-        self._outputs.begin_batch()
+        self._outputs.rows.begin_batch()
         for key in keys:
             state[key]["n"] = value
-        self._outputs.end_batch(at)
+        self._outputs.rows.end_batch(at)
         self._outputs.settle(at)
         self._outputs.turn()
         return float(len(keys))

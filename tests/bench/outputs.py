@@ -24,8 +24,9 @@ from kclrun.model.output import MAIN_OUTPUT, OutputDestination, RowsOf
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
+from kclrun.outputs.lanes import Pace
+from kclrun.outputs.sending import Outputs
 from kclrun.processor import Context
-from kclrun.worker.outputs import Outputs, Pace
 
 _ROW: Final = "outputs"
 _SCHEMA: Final = "id long, at string, user string, page string, amount double"
@@ -172,14 +173,14 @@ class _Lease:
         served.begin(TRIM_HORIZON, {}, may_adopt=True)
         thread = threading.Thread(target=served.serve, name="outputs")
         thread.start()
-        emit = {MAIN_OUTPUT: served.emit_to(MAIN_OUTPUT)}
+        emit = {MAIN_OUTPUT: served.rows.emit_to(MAIN_OUTPUT)}
         # As LeaseOutputs does.
         context = _context(lambda row, to: emit[to](row), place)
         for number, rows in enumerate(batches):
-            served.begin_batch()
+            served.rows.begin_batch()
             for row in rows:
                 context.emit(row)
-            served.end_batch(_at(number))
+            served.rows.end_batch(_at(number))
             served.settle(_at(number))
         last = _at(len(batches) - 1)
         served.commit(CommitOutputs(last, must=True))

@@ -9,7 +9,8 @@ from kclrun.lease import events
 from kclrun.lease.commands import CommitOutputs
 from kclrun.model.time import Instant
 from kclrun.outputs import rolled_files
-from kclrun.worker.outputs import Outputs, Pace
+from kclrun.outputs.lanes import Pace
+from kclrun.outputs.sending import Outputs
 from tests.contract.output_places import CsvFiles, Files, Objects, ParquetObjects
 from tests.contract.sql_places import Sqlite
 from tests.contract.test_outputs import OF, START, at, begun, emit, numbers, owner
@@ -141,10 +142,10 @@ class Life:
 
     def deliver(self, number):
         """One record whose row goes to both."""
-        self.outputs.begin_batch()
+        self.outputs.rows.begin_batch()
         for name in ("s3", "sql"):
-            self.outputs.emit_to(name)({"shard": OF.shard_id, "n": number})
-        self.outputs.end_batch(at(number).position)
+            self.outputs.rows.emit_to(name)({"shard": OF.shard_id, "n": number})
+        self.outputs.rows.end_batch(at(number).position)
         self.outputs.settle(at(number).position)
 
     def commit(self, number):

@@ -22,7 +22,7 @@ BUCKET = "rows-of-the-outbox"
 PROCESSOR = """
 import json, os, pathlib, random, signal
 from kclrun import RecordProcessor
-from kclrun.worker.outputs import Outputs
+from kclrun.outputs.commits import Commits
 
 class Lots(RecordProcessor):
     def initialize(self, context):
@@ -38,7 +38,7 @@ class Lots(RecordProcessor):
             values["lots"] = [*values.get("lots", []), lot]
 
 CURE = pathlib.Path(__file__).with_name("cure")
-commit = Outputs._commit
+commit = Commits.commit
 
 def die():
     if random.random() < 0.08 and not CURE.exists():
@@ -49,7 +49,7 @@ def deadly(self, lane):
     commit(self, lane)
     die()
 
-Outputs._commit = deadly
+Commits.commit = deadly
 """
 SCHEMA = "key string, number long, lot long"
 
@@ -179,7 +179,7 @@ ENDING = """
 import json, os, pathlib, random, signal
 from kclrun import RecordProcessor
 from kclrun.model.sequence import SHARD_END
-from kclrun.worker.outputs import Outputs
+from kclrun.outputs.commits import Commits
 
 DIED = pathlib.Path(__file__).with_name("died")
 
@@ -203,7 +203,7 @@ class Ends(RecordProcessor):
             self.emit(key, -1)
         checkpointer.checkpoint()
 
-commit = Outputs._commit
+commit = Commits.commit
 
 def deadly(self, lane):
     commit(self, lane)
@@ -211,7 +211,7 @@ def deadly(self, lane):
         DIED.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
-Outputs._commit = deadly
+Commits.commit = deadly
 """
 
 

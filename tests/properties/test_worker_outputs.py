@@ -11,7 +11,8 @@ from kclrun.lease.commands import CommitOutputs
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.worker.outputs import Outputs, Pace
+from kclrun.outputs.lanes import Pace
+from kclrun.outputs.sending import Outputs
 from tests.examples import examples
 from tests.support.memory_output import Crash, Destination, MemoryOutput
 
@@ -107,22 +108,22 @@ class Life:
         end = min([RECORDS, self.done + size, *[cut for cut in self.cuts if cut > self.done]])
         first = self.done + 1
         while True:
-            self.outputs.begin_batch()
+            self.outputs.rows.begin_batch()
             for record in range(first, end + 1):
                 for name in self.world.destinations:
                     for row in rows_of(record, name):
-                        self.outputs.emit_to(name)({"n": row})
+                        self.outputs.rows.emit_to(name)({"n": row})
                 if asks_at is not None and record == self.done + asks_at and record < end:
-                    self.outputs.cover(at(record))
+                    self.outputs.rows.cover(at(record))
                     self.outputs.commit(CommitOutputs(at(record), must=True))
                     self.turn()
             if not raises:
                 break
             raises = False
-            self.outputs.take_back_batch(self.world.checkpoint)
-            first = max(first, number_at(self.outputs.sent or TRIM_HORIZON) + 1)
+            self.outputs.rows.take_back_batch(self.world.checkpoint)
+            first = max(first, number_at(self.outputs.rows.sent or TRIM_HORIZON) + 1)
             first = max(first, number_at(self.world.checkpoint) + 1)
-        self.outputs.end_batch(at(end))
+        self.outputs.rows.end_batch(at(end))
         self.outputs.settle(at(end))
         self.done = end
 

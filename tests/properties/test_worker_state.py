@@ -27,13 +27,15 @@ from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumbe
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import OF_PARENTS
 from kclrun.model.time import Instant
+from kclrun.outputs.commits import Keyed
+from kclrun.outputs.lanes import Pace
 from kclrun.outputs.local_state import LocalEntries
+from kclrun.outputs.sending import Outputs
 from kclrun.outputs.state_versions import StateVersions
 from kclrun.state import chain
 from kclrun.state.chain import Entries, read_chain
 from kclrun.state.kept import KeptEntries, MemoryEntries
 from kclrun.state.keyed import Counter, KeyValues, LiveEntries, State
-from kclrun.worker.outputs import Keyed, Outputs, Pace
 from tests.examples import examples
 from tests.support.memory_output import Crash, Destination, MemoryOutput
 from tests.support.memory_versions import MemoryVersions, Versions
@@ -200,7 +202,7 @@ class WithRow:
         raise AssertionError from error
 
     def _change(self, *change):
-        self.outputs.change_state(*change)
+        self.outputs.rows.change_state(*change)
 
     def turn(self) -> None:
         if not self.is_over and self.outputs._has_work():
@@ -283,21 +285,21 @@ class Life(WithRow):
         if end == self.done:
             return
         counts = Counter(self.state, "n")
-        self.outputs.begin_batch()
+        self.outputs.rows.begin_batch()
         for number in range(self.done + 1, end + 1):
             key = keys_of(self.shard)[number - 1]
             values = self.state[key]
-            self.outputs.emit_to(SQL)({"n": 100 * number + counts.add(key)})
+            self.outputs.rows.emit_to(SQL)({"n": 100 * number + counts.add(key)})
             if number % 3 == 0:
                 values.delete("odd")
             else:
                 values["odd"] = number
         if raises:
             before = self.done
-            self.outputs.take_back_batch()
+            self.outputs.rows.take_back_batch()
             assert {key: dict(self.state[key]) for key in self.state} == fold(self.shard, before)
             return
-        self.outputs.end_batch(at(end))
+        self.outputs.rows.end_batch(at(end))
         self.outputs.settle(at(end))
         self.reported, self.done = self.done, end  # the core learns of it later
 

@@ -25,6 +25,9 @@ from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.time import Instant, WallTime
+from kclrun.outputs.commits import Keyed
+from kclrun.outputs.lanes import Pace
+from kclrun.outputs.sending import Outputs
 from kclrun.outputs.state_versions import StateVersions
 from kclrun.processor import Checkpointer, Context, RecordProcessor
 from kclrun.state.event_times import EventTimes
@@ -40,7 +43,6 @@ from kclrun.worker.delivery_queue import (
     Page,
     QueueLimits,
 )
-from kclrun.worker.outputs import Keyed, Outputs, Pace
 from tests.examples import seeds
 from tests.properties import test_worker_state
 from tests.properties.test_worker_state import OF_ROWS, PARENTS, RANGES, at, keys_of
@@ -76,7 +78,7 @@ class Both(RecordProcessor):
 
     def __init__(self, life: Life) -> None:
         state = State(life.live)
-        self.live, self.emit = life.live, life.outputs.emit_to("sql")
+        self.live, self.emit = life.live, life.outputs.rows.emit_to("sql")
         self.raises, self.asks = life.raises, life.asks
         self.stops, self.stop = life.stops, life.queue.stop_delivery
         self.window, self.count = Counter(state, "window"), Counter(state, "count")
@@ -215,7 +217,7 @@ class Life(test_worker_state.WithRow):
         self.queue.cut_at(self.cuts)
         self.queue.allow_delivery(AllowDelivery(Instant(10.0**12), 10**6, 10**6))
         self.calls = CheckpointCalls(
-            self._asked, lambda each: self.outputs.cover(each or self.delivered), lambda: False
+            self._asked, lambda each: self.outputs.rows.cover(each or self.delivered), lambda: False
         )
         self.policy = ErrorPolicy(10, 0.0)
         self.deliverer = Deliverer(
@@ -227,7 +229,7 @@ class Life(test_worker_state.WithRow):
             report=lambda _: None,
             broke=self._broke,
             settled=self.outputs.settle,
-            sent=lambda: self.outputs.sent,
+            sent=lambda: self.outputs.rows.sent,
         )
         self.deliverer._begin(self.row)
         timers = self.deliverer._timers
@@ -251,10 +253,10 @@ class Life(test_worker_state.WithRow):
             stored=self.cuts,
             idle_s=self.world.idle_s,
         )
-        self.deliverer.take_timers(run, processor, self.outputs, 0.0)
+        self.deliverer.take_timers(run, processor, self.outputs.rows, 0.0)
         if isinstance(processor, Single):
             self._take_records(processor, run)
-        return processor, self.outputs, None
+        return processor, self.outputs.rows, None
 
     def _take_records(self, processor: Single, run: TimerRun) -> None:
         context = Context(
@@ -268,14 +270,14 @@ class Life(test_worker_state.WithRow):
             uncheckpointed_max=100,
             checkpoint_mode="auto",
             emit=lambda *_: None,
-            prepare=self.outputs.prepare,
+            prepare=self.outputs.rows.prepare,
             release=lambda: None,
             entries=self.live,
             watermark=lambda: run.watermark,
         )
         self.deliverer.take_records(
             CallTerms(processor, context, Concurrency(3), self.policy, None),
-            self.outputs,
+            self.outputs.rows,
             fence=lambda: Instant(10.0**12),
             make_thread=lambda *_: None,
         )
@@ -572,10 +574,10 @@ def test_a_stop_ends_between_two_timers_and_the_next_owner_fires_the_others_firs
     world = World()
     life = Life(world, "root", 0.0)
     life.go(1)
-    life.outputs.begin_batch()
+    life.outputs.rows.begin_batch()
     for key in ("x", "y", "z"):
         life.live.set_timer(key, BEGINS_AT["root"] + 1)
-    life.outputs.end_batch(life.processed)
+    life.outputs.rows.end_batch(life.processed)
     processor = life.deliverer._processor
     assert processor is not None
     fire = processor.on_timer

@@ -17,6 +17,8 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, StoredCursors, sorted_cursors
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
+from kclrun.outputs.commits import Keyed
+from kclrun.outputs.lanes import Pace
 from kclrun.outputs.outbox import (
     Box,
     BoxedOutput,
@@ -26,9 +28,9 @@ from kclrun.outputs.outbox import (
     pack_row,
     unpack_row,
 )
+from kclrun.outputs.sending import Outputs
 from kclrun.outputs.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, State
-from kclrun.worker.outputs import Keyed, Outputs, Pace
 from tests.simulation.outbox_model import Rules, explore
 from tests.support.memory_output import Crash, Destination, MemoryOutput
 from tests.support.memory_versions import MemoryVersions, Versions
@@ -139,7 +141,7 @@ class Owner:
             self.save(begun.position, begun.cursors, begun.state_version)
 
     def change(self, *change):
-        self.outputs.change_state(*change)
+        self.outputs.rows.change_state(*change)
 
     def run(self, last):
         """Process the records up to `last`, each with a checkpoint, but for the third. The second
@@ -149,15 +151,15 @@ class Owner:
         state = State(self.live)
         for number in range(first, last + 1):
             mark = 100 * self.token + number
-            self.outputs.begin_batch()
+            self.outputs.rows.begin_batch()
             if number <= 3:
                 state["key"]["seen"] = [*state["key"].get("seen", []), mark]
             # What is emitted is not a function of the record: one owner's rows of the third record
             # go to the others.
             names = NAMES if number == 1 else NAMES[self.token % 2 :] if number == 3 else ()
             for name in names:
-                self.outputs.emit_to(name)({"n": mark})
-            self.outputs.end_batch(at(number))
+                self.outputs.rows.emit_to(name)({"n": mark})
+            self.outputs.rows.end_batch(at(number))
             self.outputs.settle(at(number))
             if number == 3:
                 continue

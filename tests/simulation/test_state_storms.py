@@ -10,10 +10,10 @@ from kclrun.errors import InvariantViolation
 from kclrun.lease.outputs import OutputCommits
 from kclrun.lease.state_machine import LeaseStateMachine
 from kclrun.outputs import state_versions
+from kclrun.outputs.waiting_rows import WaitingRows
 from kclrun.protocol import writes
 from kclrun.state.beginning import Empty, ParentVersions, beginning
 from kclrun.state.keyed import LiveEntries
-from kclrun.worker import outputs
 from tests.support.storms import states
 from tests.support.storms.states import play_with_state, state_profile
 
@@ -57,9 +57,9 @@ def _late(life):
     )
 
 
-def _in_place(rows, changes, of=outputs.Outputs.place_changes):
+def _in_place(rows, changes, of=WaitingRows.place_changes):
     """R11: what is written is what the values are by now."""
-    live = rows._state.undo.__self__
+    live = rows._undo.__self__
     of(rows, [(key, name, live.found(key).get(name), None) for key, name, *_ in changes])
 
 
@@ -74,7 +74,7 @@ BROKEN = {
         *(OutputCommits, "covered", lambda _, wanted, *__: wanted, "K1[39]"),
     ),
     "K3: a late checkpoint with state": (LeaseStateMachine, "_late_checkpoint", _late, "K19"),
-    "R11: values in place": (outputs.Outputs, "place_changes", _in_place, "K19"),
+    "R11: values in place": (WaitingRows, "place_changes", _in_place, "K19"),
     "K19: a call that raises leaves its changes": (LiveEntries, "undo_all", lambda *_: None, "K19"),
     "K19: no order of a key": (
         *(states, "Concurrency", functools.partial(states.Concurrency, order="none"), "K19"),

@@ -15,9 +15,11 @@ from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumbe
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import OF_PARENTS
 from kclrun.model.time import Instant
+from kclrun.outputs.commits import Keyed
+from kclrun.outputs.lanes import Pace
+from kclrun.outputs.sending import Outputs
 from kclrun.outputs.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, State
-from kclrun.worker.outputs import Keyed, Outputs, Pace
 from tests.support.memory_output import Destination, MemoryOutput
 from tests.support.memory_versions import MemoryVersions, Versions
 
@@ -84,14 +86,14 @@ class Owner:
         self.commits.begin(start, {})
 
     def change(self, *change):
-        self.outputs.change_state(*change)
+        self.outputs.rows.change_state(*change)
 
     def process(self, number, *, emits=False):
-        self.outputs.begin_batch()
+        self.outputs.rows.begin_batch()
         self.state["key"]["n"] = f"{self.mark}{number}"
         if emits:
-            self.outputs.emit_to("rows")({"n": number})
-        self.outputs.end_batch(at(number))
+            self.outputs.rows.emit_to("rows")({"n": number})
+        self.outputs.rows.end_batch(at(number))
         self.outputs.settle(at(number))
 
     def commit(self, number):
@@ -277,9 +279,9 @@ def test_r10_a_state_that_did_not_change_writes_no_version_and_keeps_its_pointer
     p0.process(1)
     p0.save(1)
     before = p0.row.state_version
-    p0.outputs.begin_batch()
+    p0.outputs.rows.begin_batch()
     p0.state["key"]["n"] = "1"  # as it was
-    p0.outputs.end_batch(at(2))
+    p0.outputs.rows.end_batch(at(2))
     p0.outputs.settle(at(2))
     p0.save(2)
 

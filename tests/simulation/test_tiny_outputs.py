@@ -4,7 +4,7 @@
 import pytest
 
 from kclrun.lease.outputs import OutputCommits
-from kclrun.worker.outputs import Outputs
+from kclrun.outputs.sending import Outputs
 from tests.simulation.tiny_worlds.outputs import Table, explore
 
 

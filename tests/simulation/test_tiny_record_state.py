@@ -14,11 +14,13 @@ from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import Instant, WallTime
+from kclrun.outputs.commits import Keyed
+from kclrun.outputs.sending import Outputs
 from kclrun.outputs.state_versions import StateVersions
+from kclrun.outputs.waiting_rows import WaitingRows
 from kclrun.processor import Context, RecordProcessor
 from kclrun.state.chain import read_chain
 from kclrun.state.keyed import LiveEntries
-from kclrun.worker.outputs import Keyed, Outputs
 from tests.simulation.tiny_worlds.record_effects import Rule, explore
 from tests.support.memory_versions import MemoryVersions, Versions
 
@@ -231,9 +233,9 @@ class Life:
 
     def settled(self, position, rows, changes):
         assert not rows
-        self.outputs.begin_batch()
-        self.outputs.place_changes(changes)
-        self.outputs.end_batch(position)
+        self.outputs.rows.begin_batch()
+        self.outputs.rows.place_changes(changes)
+        self.outputs.rows.end_batch(position)
         self.outputs.settle(position)
         self.position = position
         if self.choices.one_of(2):
@@ -325,14 +327,14 @@ def test_changes_that_wait_count_as_kept_until_their_record_is_settled(monkeypat
 def _as_returned(returned):
     """R11: a commit writes the values in place."""
 
-    def broken(outputs, changes):
-        live = outputs._state.undo.__self__
+    def broken(rows, changes):
+        live = rows._undo.__self__
         of_all = [
             (key, name, value, None)
             for key, values in live._values._entries.items()
             for name, value in values.items()
         ]
-        returned(outputs, of_all)
+        returned(rows, of_all)
 
     return broken
 
@@ -340,7 +342,7 @@ def _as_returned(returned):
 # What is planted in the product's code; the shard that shows it.
 PLANTED = {
     "R11: a commit writes the values in place": (
-        *(Outputs, "place_changes", _as_returned(Outputs.place_changes), "baca"),
+        *(WaitingRows, "place_changes", _as_returned(WaitingRows.place_changes), "baca"),
     ),
     "a call that raises leaves its changes": (LiveEntries, "undo_all", lambda *_: None, "aab"),
 }

@@ -125,7 +125,7 @@ OF_OUR_OWN = {
     ("testing/runs.py", "_BATCH_MAX"): "records of a batch, the setting's default",
     ("codec/record_sizes.py", "REQUEST_BYTES_MAX"): "half of what PutRecords takes, for emulators",
     ("local/requests.py", "Token"): "a token of a listing",
-    ("worker/outputs.py", "OFFER_BYTES_MAX"): "rows that an offer leaves",
+    ("outputs/commits.py", "OFFER_BYTES_MAX"): "rows that an offer leaves",
 }
 
 

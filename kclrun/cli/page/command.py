@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from kclrun.cli.services import Aws
     from kclrun.operating.changes import Plan
     from kclrun.page.acting import Actions
-    from kclrun.page.snapshot import About, OutputPlace
+    from kclrun.page.snapshot import About, OutputDestination
     from kclrun.protocol.writes import Outcome
 
 # More often it would take too much of the reads that a shard's applications share (`reading.py`).
@@ -268,13 +268,13 @@ def _about(aws: Aws, file: Path, overrides: Sequence[str], *, every_s: float) ->
     )
 
 
-def _place(name: str, output: OutputSettings) -> OutputPlace:
-    from kclrun.page.snapshot import OutputPlace
+def _place(name: str, output: OutputSettings) -> OutputDestination:
+    from kclrun.page.snapshot import OutputDestination
 
     kind, where = next(iter(_output(output)))
     roll_s = float(output.roll.every) if output.roll is not None else 0.0
     place = where if "://" in where else f"{kind} {where}"
-    return OutputPlace(name, setting_of(name), place, roll_s)
+    return OutputDestination(name, setting_of(name), place, roll_s)
 
 
 # The settings as the page shows them: only those that are named here, none of which can hold a

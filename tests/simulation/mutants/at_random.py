@@ -124,7 +124,7 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
     "page": ("tests/processes/test_page_incident.py",),
     "protocol": ("tests/contract", "tests/simulation/test_tiny_worlds.py"),
     "simulation": ("tests/simulation/test_storms.py",),
-    "outputs": ("tests/properties/test_emitted_rows.py",),
+    "outputs": ("tests/properties/test_emitted_rows.py", "tests/unit/outputs/test_row_ledger.py"),
     "producing": ("tests/properties/test_pending_records.py",),
     "state": (
         "tests/properties/test_worker_state.py",

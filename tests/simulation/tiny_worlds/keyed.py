@@ -17,13 +17,14 @@ from kclrun.lease import commands, events
 from kclrun.model.record import Record
 from kclrun.model.shard import ALL_HASH_KEYS
 from kclrun.model.time import Instant
+from kclrun.outputs.commits import Keyed
+from kclrun.outputs.sending import Outputs
 from kclrun.outputs.state_versions import StateVersions
 from kclrun.protocol import reports
 from kclrun.state.chain import read_chain
 from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import LiveEntries, State
 from kclrun.state.timers import Timer, is_reserved, timer_of
-from kclrun.worker.outputs import Keyed, Outputs
 from kclrun.worker.timer_delivering import TimerDelivery
 from tests.simulation.tiny_worlds.outputs import (
     KEY,
@@ -58,7 +59,7 @@ class Calls:
 
     def checkpoint(self) -> None:
         owner = self.owner
-        owner.outputs.cover(self.given)
+        owner.outputs.rows.cover(self.given)
         owner.asked += 1
         owner.is_asking = True
         owner.post(events.CheckpointRequested(owner.asked, self.given))
@@ -82,7 +83,7 @@ class Fold:
     def _see(self, what) -> None:
         values = State(self.owner.live)["key"]
         values["seen"] = [*values.get("seen", []), what]
-        self.owner.outputs.emit_to("sql")(what)
+        self.owner.outputs.rows.emit_to("sql")(what)
 
 
 class Once:
@@ -131,7 +132,7 @@ class StatefulOwner(Owner):
             self.live, start, lateness_s=0.0, every_s=1.0, times=EventTimes(), stored=cuts
         )
         self.timers = TimerDelivery(
-            *(self.timer_run, Fold(self), self.outputs, Calls(self)),
+            *(self.timer_run, Fold(self), self.outputs.rows, Calls(self)),
             done=start,
             post=self.post,
             methods=Once(),
@@ -143,7 +144,7 @@ class StatefulOwner(Owner):
         )
 
     def change(self, *change) -> None:
-        self.outputs.change_state(*change)
+        self.outputs.rows.change_state(*change)
 
     def processed(self, at) -> None:
         self.outputs.settle(at)
@@ -163,9 +164,9 @@ class StatefulOwner(Owner):
         assert self.timer_run.part_end([record], 0) == 1
         self.timers.calls.note(self.timers.calls.done)
         self.post(events.BatchDelivered(at, 1, 0))
-        self.outputs.begin_batch()
+        self.outputs.rows.begin_batch()
         self.timers._processor.process(record)
-        self.outputs.end_batch(at)
+        self.outputs.rows.end_batch(at)
         self.processed(at)
         self.timers.calls.arrive(at)
         self.run()

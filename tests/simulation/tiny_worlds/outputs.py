@@ -24,9 +24,11 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor
 from kclrun.model.policies import CheckpointPolicy
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.outputs.commits import Keyed
+from kclrun.outputs.lanes import Pace
+from kclrun.outputs.sending import Outputs
 from kclrun.protocol.reports import Report
 from kclrun.protocol.writes import Applied, OutcomeUnknown, Take
-from kclrun.worker.outputs import Keyed, Outputs, Pace
 from tests.simulation.tiny_worlds.rules import Broken
 from tests.simulation.tiny_worlds.shells import chance
 from tests.simulation.tiny_worlds.worlds import OWNERS
@@ -38,7 +40,7 @@ PACE = Pace(0.0, 0, 2**20)
 _UNKNOWN = OutcomeUnknown("timed out")
 _CHANGING = (
     *("kclrun.calling", "kclrun.lease", "kclrun.worker", "kclrun.protocol", "kclrun.state"),
-    *("kclrun.outputs.state_versions", "tests.support.memory_versions"),
+    *("kclrun.outputs", "tests.support.memory_versions"),
     *("tests.simulation.tiny_worlds.outputs", "tests.simulation.tiny_worlds.keyed"),
 )
 
@@ -218,9 +220,9 @@ class Owner:
         """User code is given the next record, and emits a row."""
         self.delivered += 1
         at = position(self.delivered)
-        self.outputs.begin_batch()
-        self.outputs.emit_to("sql")(self.delivered)
-        self.outputs.end_batch(at)
+        self.outputs.rows.begin_batch()
+        self.outputs.rows.emit_to("sql")(self.delivered)
+        self.outputs.rows.end_batch(at)
         self.outputs.settle(at)
         self.post(events.BatchDelivered(at, 1, 0))
         self.post(events.BatchProcessed(at))

@@ -19,7 +19,7 @@ from unittest import mock
 
 import msgspec
 
-import kclrun.worker.outputs
+import kclrun.outputs.commits
 from kclrun.calling.concurrency import RecordWindow, Settled
 from kclrun.calling.failures import Breaker, Halt, LetGo
 from kclrun.codec.kpl import effective_hash_key
@@ -34,6 +34,8 @@ from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.state import is_own_version
 from kclrun.model.time import WallTime
+from kclrun.outputs.commits import Keyed
+from kclrun.outputs.sending import Outputs
 from kclrun.outputs.state_versions import StateVersions
 from kclrun.processor import Context, RecordCall, RecordContext
 from kclrun.protocol import reports
@@ -43,7 +45,6 @@ from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
 from kclrun.state.chain import Entries, read_chain
 from kclrun.state.keyed import LiveEntries, Undoable
-from kclrun.worker.outputs import Keyed, Outputs
 from tests.support.storms.outputs import ProcessWithOutputs
 from tests.support.storms.playing import Played, play
 from tests.support.storms.profile import Profile, Strike, StrikeKind
@@ -488,9 +489,9 @@ class ProcessWithState(ProcessWithOutputs):
         """Records up to here are done, with these changes."""
         outputs = self.outputs
         assert outputs is not None, "it has begun"
-        outputs.begin_batch()
-        outputs.place_changes(changes)
-        outputs.end_batch(position)
+        outputs.rows.begin_batch()
+        outputs.rows.place_changes(changes)
+        outputs.rows.end_batch(position)
         outputs.settle(position)
         self.os.after(0.0, self._serve)
 
@@ -612,6 +613,6 @@ def play_any(profile: Profile, replay: str = "") -> Played:
 def play_with_state(profile: Profile, replay: str = "") -> tuple[Played, VersionsOfWorld]:
     """Play one storm; versions that nothing names are looked for twice a minute."""
     kind = ProcessWithState.of(faults_until_s=profile.storm_s, late=0.1)
-    often = mock.patch.object(kclrun.worker.outputs, "_COLLECT_EVERY_S", 30.0)
+    often = mock.patch.object(kclrun.outputs.commits, "COLLECT_EVERY_S", 30.0)
     with often:
         return play(profile, process_kind=kind, replay=replay), versions_of(kind)

@@ -462,13 +462,13 @@ def test_a_batch_is_taken_back_out_of_what_was_written_together_with_the_batch_b
     assert numbers_in(tmp_path) == [1, 2, 3, 8]
 
 
-def test_what_a_durable_checkpoint_covers_needs_no_note_any_more(tmp_path):
+def test_what_a_durable_checkpoint_covers_needs_no_cut_any_more(tmp_path):
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
         for number in range(1, 20):
             batch(rows, number)
             if number > 3:  # by the clock, some batches behind
                 rows.make_durable(at(number - 3))
-            assert len(rows._noted) <= 5
+            assert len(rows._ledger) <= 5
 
 
 @pytest.mark.parametrize("end", ["closed", "unknown until it is opened again"])

@@ -6,11 +6,11 @@ import pytest
 from kclrun.model.lease import Halt
 from kclrun.model.time import WallTime
 from kclrun.page.outputs_view import Verdict, Warned, leases_to_ask, outputs_body, verdict_of
-from kclrun.page.snapshot import OutputPlace
+from kclrun.page.snapshot import OutputDestination
 from tests.unit.page.fleet import ABOUT, NOW, behind, key, lease, snapshot_of
 
-MAIN = OutputPlace("output", "output", "s3://rows/orders", 60.0)
-AUDIT = OutputPlace("audit", "outputs.audit", "sqs audit")
+MAIN = OutputDestination("output", "output", "s3://rows/orders", 60.0)
+AUDIT = OutputDestination("audit", "outputs.audit", "sqs audit")
 ABOUT_TWO = msgspec.structs.replace(ABOUT, outputs=(MAIN, AUDIT))
 WORDS = "cannot send to the queue audit: it does not exist (5 messages wait)"
 LATE_S = 600.0

@@ -15,9 +15,9 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, OutputDestination, RowsOf, StoredCursors
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.outputs.destination_waits import DestinationWaits
 from kclrun.protocol.reports import OUTPUT, ProcessorRaised, ProcessorRecovered, Report
-from kclrun.worker import lease_outputs as module
-from kclrun.worker.destination_waits import DestinationWaits
+from kclrun.worker import opening as module
 from kclrun.worker.lease_outputs import LeaseOutputs
 from kclrun.worker.sharing import daemon_thread
 from tests.patience import HUNG_S
@@ -31,6 +31,10 @@ ROLLED = OutputDestination(
 
 def at(number: int) -> ExtendedSequenceNumber:
     return ExtendedSequenceNumber(str(number))
+
+
+def no_credentials() -> Any:
+    """Nothing is signed here."""
 
 
 class Stage:
@@ -75,13 +79,26 @@ class Stage:
             may_try_again=self._may_try_again,
             destinations=self.waits,
         )
+        report, credentials = self.reports.append, no_credentials
+        retries = module.DestinationRetries(queue, report)
+        state = module.StateOpening(
+            spec,
+            retries,
+            report=report,
+            broke=self._break,
+            credentials=credentials,
+            read_row=lambda _: None,
+        )
+        opening = module.OutputOpening(
+            spec, state, retries, queue, post=self._post, report=report, credentials=credentials
+        )
         self.rows = LeaseOutputs(
             spec,
             queue,
+            retries,
+            opening,
             post=self._post,
-            report=self.reports.append,
             broke=self._break,
-            credentials=lambda: None,  # type: ignore[arg-type, return-value]
             make_thread=daemon_thread,
         )
 

@@ -10,8 +10,8 @@ import msgspec
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
+from kclrun.outputs.row_ledger import RowCount
 from kclrun.ports import Output
-from kclrun.worker.output_notes import Mark
 
 # A full output stops delivery until this share of its buffer is free. Otherwise a small batch would
 # start for each row that is sent.
@@ -37,10 +37,10 @@ class Lane:
         self.output = output
         self.pace = pace
         self.rows: list[Any] = []  # emitted and not yet added
-        # The number of all rows that were emitted, and their bytes. Not a Mark, because each row
-        # changes them.
+        # The number of all rows that were emitted, and their bytes. Not a RowCount, because it
+        # changes with each row.
         self.emitted_rows = self.emitted_bytes = 0
-        self.added = Mark()
+        self.added = RowCount()
         # The destination had the rows of records up to here when the lease began: rows that these
         # records emit again are dropped [K12].
         self.known: ExtendedSequenceNumber | None = None
@@ -58,8 +58,8 @@ class Lane:
         return hasattr(self.output, "try_rows")
 
     @property
-    def emitted(self) -> Mark:
-        return Mark(self.emitted_rows, self.emitted_bytes)
+    def emitted(self) -> RowCount:
+        return RowCount(self.emitted_rows, self.emitted_bytes)
 
     def append(self, row: Any, size: int) -> None:
         self.rows.append(row)
@@ -71,12 +71,12 @@ class Lane:
         base = self.added.rows
         return self.rows[max(0, first - base) : None if last is None else max(0, last - base)]
 
-    def take_back(self, mark: Mark) -> Sequence[Any]:
-        """Remove and return the rows emitted after `mark`, which are not added yet."""
-        first = mark.rows - self.added.rows
+    def take_back(self, kept: RowCount) -> Sequence[Any]:
+        """Remove and return the rows emitted after `kept`, which are not added yet."""
+        first = kept.rows - self.added.rows
         taken = self.rows[first:]
         del self.rows[first:]
-        self.emitted_rows, self.emitted_bytes = mark.rows, mark.size
+        self.emitted_rows, self.emitted_bytes = kept.rows, kept.size
         return taken
 
     @property

@@ -11,10 +11,10 @@ from kclrun.lease.commands import CommitOutputs
 from kclrun.model.output import Cursor, RowTrial
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
+from kclrun.outputs.lanes import Pace
+from kclrun.outputs.row_trials import RowTrials
+from kclrun.outputs.sending import Outputs
 from kclrun.protocol.reports import Report, RowsWereRefused
-from kclrun.worker.lanes import Pace
-from kclrun.worker.outputs import Outputs
-from kclrun.worker.row_trials import RowTrials
 from tests.support.memory_output import Destination, MemoryOutput
 
 AT_ONCE = Pace(0.0, 0, 1_000)
@@ -83,15 +83,15 @@ class Life:
 
     def call(self, upto: int, *numbers: int, to: str = "a") -> None:
         """A call that emits these rows; it raises if a trial does."""
-        self.outputs.begin_batch()
+        self.outputs.rows.begin_batch()
         for number in numbers:
-            self.outputs.emit_to(to)({"n": number})
+            self.outputs.rows.emit_to(to)({"n": number})
         try:
-            self.outputs.try_rows(at(upto))
+            self.outputs.rows.try_rows(at(upto))
         except BaseException:
-            self.outputs.take_back_batch(None)
+            self.outputs.rows.take_back_batch(None)
             raise
-        self.outputs.end_batch(at(upto))
+        self.outputs.rows.end_batch(at(upto))
         self.outputs.settle(at(upto))
 
     def refuse(self, upto: int = 2) -> None:
@@ -160,10 +160,10 @@ def test_the_rows_of_earlier_outputs_are_part_of_a_trial():
     life.memory[1].try_rows = lambda rows, before: seen.append(  # type: ignore[method-assign]
         [list(given) for _, given in before] + [list(rows)]
     )
-    life.outputs.begin_batch()
-    life.outputs.emit_to("a")({"n": 1})
-    life.outputs.emit_to("b")({"n": 2})
-    life.outputs.try_rows(at(1))
+    life.outputs.rows.begin_batch()
+    life.outputs.rows.emit_to("a")({"n": 1})
+    life.outputs.rows.emit_to("b")({"n": 2})
+    life.outputs.rows.try_rows(at(1))
     assert seen == [[[], [], [1], [2]]]
 
 
@@ -215,8 +215,8 @@ def test_the_row_of_a_single_record_is_tried_when_it_is_emitted():
     life = Life(destination(), trial=RowTrial(at(9), BOTH))
     life.call(1, 1)
     with pytest.raises(TypeError):
-        life.outputs.prepare({"n": 1}, "a")
-    assert life.outputs.prepare({"n": 2}, "a").encoded == 2
+        life.outputs.rows.prepare({"n": 1}, "a")
+    assert life.outputs.rows.prepare({"n": 2}, "a").encoded == 2
 
 
 def test_only_rows_of_the_output_that_refused_some_are_tried():
@@ -230,7 +230,7 @@ def test_only_rows_of_the_output_that_refused_some_are_tried():
     life = Life(destination(), destination(), destination(), trial=RowTrial(at(9), refused.outputs))
     for name in "abc":
         life.call(1, 1, to=name)
-        life.outputs.prepare({"n": 2}, name)
+        life.outputs.rows.prepare({"n": 2}, name)
     assert [len(each.tried) for each in life.memory] == [2, 0, 0]
 
 
@@ -294,9 +294,9 @@ def test_a_run_does_not_wait_at_its_tip_for_rows_that_cannot_be_refused_or_while
         now=lambda: Instant(1.0),
     )
     plain.begin(TRIM_HORIZON, {}, may_adopt=False)
-    plain.begin_batch()
-    plain.emit_to("a")({"n": 1})
-    plain.end_batch(at(1))
+    plain.rows.begin_batch()
+    plain.rows.emit_to("a")({"n": 1})
+    plain.rows.end_batch(at(1))
     plain.settle(at(1))
     assert not plain.commits_at_tip()
 

@@ -13,10 +13,10 @@ from kclrun.lease.commands import CommitOutputs
 from kclrun.model.output import Cursor, naming_output
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.worker import output_notes as notes_module
-from kclrun.worker import outputs as module
-from kclrun.worker.output_notes import MERGED_FROM, Note
-from kclrun.worker.outputs import Outputs, Pace
+from kclrun.outputs import commits, row_ledger, waiting_rows
+from kclrun.outputs.lanes import Pace
+from kclrun.outputs.row_ledger import MERGED_FROM, Cut, RowCount
+from kclrun.outputs.sending import Outputs
 from tests.patience import HUNG_S
 from tests.support.memory_output import Destination, MemoryOutput
 
@@ -52,10 +52,10 @@ class Lease:
 
     def call(self, upto: int, *numbers: int, to: str = "a", settles: bool = True) -> None:
         """A call of user code that emits these rows and returns."""
-        self.outputs.begin_batch()
+        self.outputs.rows.begin_batch()
         for number in numbers:
-            self.outputs.emit_to(to)({"n": number})
-        self.outputs.end_batch(at(upto))
+            self.outputs.rows.emit_to(to)({"n": number})
+        self.outputs.rows.end_batch(at(upto))
         if settles:
             self.outputs.settle(at(upto))
 
@@ -111,14 +111,16 @@ def test_a_checkpoint_that_user_code_waits_for_commits_every_output_in_the_order
     None
 ):
     lease = Lease(ROLLED, ROLLED)
-    lease.outputs.begin_batch()
-    lease.outputs.emit_to("b")({"n": 1})
-    lease.outputs.emit_to("a")({"n": 2})
-    lease.outputs.cover(at(5))
-    lease.outputs.emit_to("a")({"n": 3})
+    lease.outputs.rows.begin_batch()
+    lease.outputs.rows.emit_to("b")({"n": 1})
+    lease.outputs.rows.emit_to("a")({"n": 2})
+    lease.outputs.rows.cover(at(5))
+    lease.outputs.rows.emit_to("a")({"n": 3})
     lease.ask(5)
-    assert (lease.rows, lease.reported, lease.outputs.sent) == ([[2], [1]], [at(5)], at(5))
-    lease.outputs.take_back_batch(None)  # it raised: what was sent stays, and is not given again
+    assert (lease.rows, lease.reported, lease.outputs.rows.sent) == ([[2], [1]], [at(5)], at(5))
+    lease.outputs.rows.take_back_batch(
+        None
+    )  # it raised: what was sent stays, and is not given again
     lease.call(6, 4)
     lease.ask(6)
     assert lease.rows == [[2, 4], [1]]
@@ -126,34 +128,63 @@ def test_a_checkpoint_that_user_code_waits_for_commits_every_output_in_the_order
 
 def test_rows_emitted_after_the_checkpoint_of_their_batch_belong_to_the_next_position():
     lease = Lease(AT_ONCE)
-    lease.outputs.begin_batch()
-    lease.outputs.emit_to("a")({"n": 1})
-    lease.outputs.cover(at(5))
+    lease.outputs.rows.begin_batch()
+    lease.outputs.rows.emit_to("a")({"n": 1})
+    lease.outputs.rows.cover(at(5))
     lease.ask(5)
-    lease.outputs.emit_to("a")({"n": 2})
-    lease.outputs.end_batch(at(5))
+    lease.outputs.rows.emit_to("a")({"n": 2})
+    lease.outputs.rows.end_batch(at(5))
     lease.outputs.settle(at(5))
     lease.ask(5)
     assert (lease.rows, lease.reported[-1]) == ([[1]], at(5))
-    lease.outputs.begin_batch()
-    lease.outputs.end_batch(SHARD_END)
+    lease.outputs.rows.begin_batch()
+    lease.outputs.rows.end_batch(SHARD_END)
     lease.outputs.commit(CommitOutputs(SHARD_END, must=True))
     lease.outputs.turn()
     assert (lease.rows, lease.reported[-1]) == ([[1, 2]], SHARD_END)
 
 
-def test_a_lower_checkpoint_voids_a_note_of_the_same_call():
+def test_a_lower_checkpoint_voids_a_cut_of_the_same_call():
     lease = Lease(AT_ONCE)
-    lease.outputs.begin_batch()
-    lease.outputs.emit_to("a")({"n": 1})
-    lease.outputs.cover(at(9))  # refused: it was not delivered
-    lease.outputs.emit_to("a")({"n": 2})
-    lease.outputs.cover(at(4))
+    lease.outputs.rows.begin_batch()
+    lease.outputs.rows.emit_to("a")({"n": 1})
+    lease.outputs.rows.cover(at(9))  # refused: it was not delivered
+    lease.outputs.rows.emit_to("a")({"n": 2})
+    lease.outputs.rows.cover(at(4))
     lease.ask(4)
     assert (lease.rows, lease.reported) == ([[1, 2]], [at(4)])
 
 
-def test_an_hour_of_small_batches_waits_for_a_destination_as_a_few_notes():
+@pytest.mark.parametrize("is_after_emit", [False, True])
+def test_a_checkpoint_within_an_earlier_call_has_the_rows_of_its_records(is_after_emit):
+    """With manual checkpoints user code may ask for the position of a record of an earlier call."""
+    lease = Lease(AT_ONCE, is_manual=True)
+    lease.call(10, 1, 2)
+    lease.outputs.rows.begin_batch()
+    if is_after_emit:
+        lease.outputs.rows.emit_to("a")({"n": 3})
+    lease.outputs.rows.cover(at(5))
+    lease.ask(5)
+    assert (lease.rows, lease.reported) == ([[1, 2, *[3] * is_after_emit]], [at(5)])
+    assert lease.outputs.cursors() == {"a": Cursor(at(5))}
+
+
+def test_rows_above_the_cursor_of_a_destination_wait_while_a_lower_checkpoint_is_committed():
+    lease = Lease(AT_ONCE, AT_ONCE, is_manual=True)
+    lease.outputs._lanes[0].known = at(7)  # it has the rows up to here
+    for upto in (7, 10):
+        lease.call(upto, upto, to="a")
+        lease.call(upto, upto, to="b")
+    lease.outputs.rows.begin_batch()
+    lease.outputs.rows.cover(at(5))
+    lease.ask(5)
+    assert (lease.rows, lease.reported) == ([[], [7, 10]], [at(5)])
+    lease.outputs.rows.end_batch(at(20))
+    lease.ask(20)
+    assert (lease.rows, lease.reported[-1]) == ([[10], [7, 10]], at(20))
+
+
+def test_an_hour_of_small_batches_waits_for_a_destination_as_a_few_cuts():
     lease = Lease(Pace(0.0, 0, 1_000_000))
     lease.fates[0] += [*["refused"] * 10, ""]
     lease.call(1, 1)
@@ -163,7 +194,7 @@ def test_an_hour_of_small_batches_waits_for_a_destination_as_a_few_notes():
         lease.call(number, number)
         if number % 3_000 == 0:
             lease.outputs.turn()  # refused again
-        most = max(most, len(lease.outputs._notes))
+        most = max(most, len(lease.outputs.rows))
     assert most <= MERGED_FROM
     assert lease.rows == [[]]
 
@@ -174,18 +205,18 @@ def test_an_hour_of_small_batches_waits_for_a_destination_as_a_few_notes():
 
 
 @pytest.mark.parametrize("is_manual", [False, True])
-def test_notes_are_looked_at_a_few_times_each_however_many_wait(monkeypatch, is_manual):
+def test_cuts_are_looked_at_a_few_times_each_however_many_wait(monkeypatch, is_manual):
     """The thread that renews the lease needs the lock under which they are looked at."""
     looks = 0
 
-    class Looked(Note, frozen=True):
+    class Looked(Cut[RowCount], frozen=True):
         @property
         def position(self):  # type: ignore[override]
             nonlocal looks
             looks += 1
             return super().position
 
-    monkeypatch.setattr(module, "Note", Looked)
+    monkeypatch.setattr(row_ledger, "Cut", Looked)
     lease = Lease(Pace(0.0, 0, 1_000_000), is_manual=is_manual)
     waiting = 2_000
     for number in range(1, waiting + 1):
@@ -196,7 +227,7 @@ def test_notes_are_looked_at_a_few_times_each_however_many_wait(monkeypatch, is_
 
 
 def test_rows_that_are_settled_during_a_turn_do_not_hide_those_that_it_sends(monkeypatch):
-    monkeypatch.setattr(notes_module, "MERGED_FROM", 2)
+    monkeypatch.setattr(row_ledger, "MERGED_FROM", 2)
     lease = Lease(AT_ONCE)
     lease.fates[0] += ["refused", ""]
     lease.call(1, 1)
@@ -218,9 +249,9 @@ def test_rows_that_are_settled_during_a_turn_do_not_hide_those_that_it_sends(mon
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_each_commit_has_the_same_rows_whether_notes_are_merged_or_not(monkeypatch, seed):
+def test_each_commit_has_the_same_rows_whether_cuts_are_merged_or_not(monkeypatch, seed):
     def run(merged_from: int) -> list[object]:
-        monkeypatch.setattr(notes_module, "MERGED_FROM", merged_from)
+        monkeypatch.setattr(row_ledger, "MERGED_FROM", merged_from)
         chance = random.Random(seed)
         lease = Lease(AT_ONCE, Pace(5.0, 60, 1_000))
         for lane, known in zip(lease.outputs._lanes, (7, 12), strict=True):
@@ -255,7 +286,7 @@ def _noting(
 
 
 def test_an_offer_leaves_a_large_roll_to_the_next_owner(monkeypatch):
-    monkeypatch.setattr(module, "OFFER_BYTES_MAX", 20)
+    monkeypatch.setattr(commits, "OFFER_BYTES_MAX", 20)
     lease = Lease(ROLLED, ROLLED)
     lease.call(1, 1, to="a")
     lease.call(2, 2, 3, 4, to="b")
@@ -295,13 +326,13 @@ def test_a_row_outside_a_call_or_beyond_the_bound_of_a_call_is_refused(monkeypat
     with pytest.raises(
         SinkError, match="process_records, on_timer and shard_ended, while they run"
     ):
-        lease.outputs.emit_to("a")({"n": 1})
-    monkeypatch.setattr(module, "CALL_BYTES_MAX", 20)
-    lease.outputs.begin_batch()
+        lease.outputs.rows.emit_to("a")({"n": 1})
+    monkeypatch.setattr(waiting_rows, "CALL_BYTES_MAX", 20)
+    lease.outputs.rows.begin_batch()
     for number in (1, 2):
-        lease.outputs.emit_to("a")({"n": number})
+        lease.outputs.rows.emit_to("a")({"n": number})
     with pytest.raises(LimitExceeded, match="more than 20 bytes to the output a"):
-        lease.outputs.emit_to("a")({"n": 3})
+        lease.outputs.rows.emit_to("a")({"n": 3})
 
 
 @pytest.mark.parametrize(

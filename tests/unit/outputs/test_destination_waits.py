@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
+from kclrun.outputs.destination_waits import OUTPUTS_THREAD, DestinationView, DestinationWaits
 from kclrun.worker.delivery_queue import CheckpointCalls
-from kclrun.worker.destination_waits import OUTPUTS_THREAD, DestinationView, DestinationWaits
 from tests.patience import HUNG_S
 
 
