@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from kclrun.cli import exit_codes, messages
 from kclrun.cli.config_options import (
@@ -19,6 +19,7 @@ from kclrun.cli.config_options import (
     json_option,
 )
 from kclrun.cli.messages import echo
+from kclrun.cli.reports import print_json
 from kclrun.cli.waiting import waiting_for
 from kclrun.errors import KclrunError, ServiceError, TableRefused
 from kclrun.model.time import Instant
@@ -47,18 +48,26 @@ def check(config: ConfigChoice, *, schema: bool, no_environment: bool, as_json: 
     if schema:
         from kclrun.config.convert import json_schema
 
-        echo(json.dumps(json_schema(), indent=2))
+        print_json(json_schema())
         return exit_codes.DRAINED
     configuration = config.load()
-    checks: list[dict[str, Any]] | None = [] if as_json else None
+    checks: list[Checked] | None = [] if as_json else None
     code = _check(configuration, checks, no_environment=no_environment)
     if checks is not None:
-        echo(json.dumps(checks, indent=2))
+        print_json(checks)
     return code
 
 
+class Checked(msgspec.Struct, frozen=True):
+    """The result of one check: what was found, or what is wrong."""
+
+    check: str
+    is_ok: bool
+    words: str
+
+
 def _check(
-    configuration: Configuration, checks: list[dict[str, Any]] | None, *, no_environment: bool
+    configuration: Configuration, checks: list[Checked] | None, *, no_environment: bool
 ) -> int:
     """All checks, printed, or added to `checks`; the exit code of the first that failed."""
     from kclrun.config.rules import unused_settings
@@ -117,12 +126,12 @@ def _stage(width: int, name: str, stage: Stage) -> int:
     return exit_codes.DRAINED
 
 
-def _noted(checks: list[dict[str, Any]], name: str, stage: Stage) -> int:
+def _noted(checks: list[Checked], name: str, stage: Stage) -> int:
     """As `_stage`, for JSON: the result is added to `checks`."""
     try:
-        checks.append({"check": name, "is_ok": True, "words": stage()})
+        checks.append(Checked(name, is_ok=True, words=stage()))
     except KclrunError as error:
-        checks.append({"check": name, "is_ok": False, "words": str(error)})
+        checks.append(Checked(name, is_ok=False, words=str(error)))
         return exit_codes.exit_code_of(error)
     return exit_codes.DRAINED
 

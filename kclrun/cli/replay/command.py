@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
-import json
 import os
 import shutil
 import time
@@ -35,6 +34,7 @@ from kclrun.cli.config_options import (
 from kclrun.cli.messages import echo
 from kclrun.cli.replay import plan
 from kclrun.cli.replay.plan import ReplayOptions
+from kclrun.cli.reports import print_report
 from kclrun.cli.tables import most_on_terminal
 from kclrun.cli.times import GivenTime, TimeType, time_option
 from kclrun.config.changes import refuse_changes
@@ -359,7 +359,7 @@ def _list(settings: Settings, *, as_json: bool) -> int:
     from kclrun.cli.leases.views import scan_leases
     from kclrun.cli.services import Aws
 
-    found: list[dict[str, Any]] = []
+    found: list[ReplayState] = []
     for table in _tables(settings):
         of_table = msgspec.structs.replace(settings.leases, table=table)
         try:
@@ -368,23 +368,34 @@ def _list(settings: Settings, *, as_json: bool) -> int:
             continue
         ended = sum(row.is_ended for row in rows)
         found.append(
-            {
-                "name": table.removeprefix(replay_tables(settings.application)),
-                "table": table,
-                "is_complete": bool(rows) and ended == len(rows),
-                "ended": ended,
-                "shards": len(rows),
-            }
+            ReplayState(
+                name=table.removeprefix(replay_tables(settings.application)),
+                table=table,
+                is_complete=bool(rows) and ended == len(rows),
+                ended=ended,
+                shards=len(rows),
+            )
         )
-    if as_json:
-        echo(json.dumps(found, indent=2))
-        return exit_codes.DRAINED
-    for each in found:
-        state = "complete" if each["is_complete"] else "not complete"
-        echo(f"{each['name']}  {state}: {each['ended']} of {each['shards']} shards have ended")
+    print_report(found, _print_list, as_json=as_json)
+    return exit_codes.DRAINED
+
+
+class ReplayState(msgspec.Struct, frozen=True):
+    """A replay by its lease table: how many of its shards have ended."""
+
+    name: str
+    table: str
+    is_complete: bool
+    ended: int
+    shards: int
+
+
+def _print_list(found: Sequence[ReplayState]) -> None:
+    for replay in found:
+        state = "complete" if replay.is_complete else "not complete"
+        echo(f"{replay.name}  {state}: {replay.ended} of {replay.shards} shards have ended")
     if not found:
         echo("There are no replays.")
-    return exit_codes.DRAINED
 
 
 def _tables(settings: Settings) -> list[str]:
