@@ -217,7 +217,7 @@ def _table(aws: Aws) -> str:
         opened = open_streams(aws)
     except ServiceError:  # the check of the streams reports it
         opened = {}
-    refuse_other_kind(aws, {key: each.summary.created_at for key, each in opened.items()})
+    refuse_other_kind(aws, {key: stream.summary.created_at for key, stream in opened.items()})
     pages = list(aws.table.scan())
     keys = [lease.key for page in pages for lease in page.leases]
     remarks = "".join(f"; {remark}" for remark in remarks_on_names(aws, opened, keys))

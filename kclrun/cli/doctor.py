@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import click
 import msgspec
@@ -231,10 +231,14 @@ def _print(finding: Finding) -> None:
 
 def print_repaired(repaired: Sequence[Repaired]) -> None:
     """Print a line for each finding with a repair."""
-    for each in repaired:
-        total = len(each.finding.repair)
-        how = "repaired" if each.applied == total else f"{each.problem} ({each.applied} of {total})"
-        echo(f"{each.finding.kind.value} {_keys(each.finding.keys)}: {how}")
+    for repair in repaired:
+        total = len(repair.finding.repair)
+        how = (
+            "repaired"
+            if repair.applied == total
+            else f"{repair.problem} ({repair.applied} of {total})"
+        )
+        echo(f"{repair.finding.kind.value} {_keys(repair.finding.keys)}: {how}")
 
 
 def print_in_json(
@@ -288,6 +292,8 @@ def change_in_words(change: RepairingChange) -> str:
             return f"let {called(key)} go: no owner, no hand-off, {where}"
         case writes.ResumeLease(key=key):
             return f"remove the halt of {called(key)}"
+        case _:
+            assert_never(change)
 
 
 def _plain(finding: Finding) -> dict[str, Any]:

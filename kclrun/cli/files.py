@@ -52,8 +52,8 @@ def verify(folders: Sequence[Path], config: ConfigChoice, *, as_json: bool) -> i
         raise click.UsageError("Name folders or a configuration, not both.")
     now = WallTime(time.time())
     shards: defaultdict[str, list[RollFile]] = defaultdict(list)
-    named = {each.resolve() for each in folders or _rolled(config)}
-    for folder in sorted(each for each in named if named.isdisjoint(each.parents)):
+    named = {folder.resolve() for folder in folders or _rolled(config)}
+    for folder in sorted(path for path in named if named.isdisjoint(path.parents)):
         for shard, found in rolls_below(folder, now):
             shards[shard] += found
     verified = _verified(shards.values())
@@ -101,7 +101,7 @@ def _print_faults(verified: Verified) -> None:
 def _rolled(config: ConfigChoice) -> list[Path]:
     """The folders of the outputs with rolled files. Raises: SettingsError if there is none."""
     settings = config.load_for("output", "outputs").settings
-    outputs = [each for _, each in named_outputs(settings)]
+    outputs = [output for _, output in named_outputs(settings)]
     found = [
         Path(output.path)
         for output in outputs

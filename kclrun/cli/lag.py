@@ -39,8 +39,8 @@ from kclrun.model.time import WallTime
 from kclrun.operating.summaries import (
     Lag,
     LagSummary,
-    lag_line,
-    line_of,
+    lag_summary,
+    lease_summary,
     on_one_line,
     soonest,
     spelled,
@@ -319,7 +319,7 @@ def lag(config: ConfigChoice, *, as_json: bool, max_behind: Duration | None) -> 
     lines: tuple[LagSummary, ...] = ()
     for key, stream in streams.items():
         with others.going_on():
-            lines += lag_lines(key, stream, leases.values())
+            lines += lag_summaries(key, stream, leases.values())
     if not lines and others.code:
         return others.code
     report = lag_report(
@@ -358,7 +358,7 @@ def _retention_s(stream: OpenStream) -> float:
     return stream.summary.retention_hours * 3_600.0
 
 
-def lag_lines(
+def lag_summaries(
     key: StreamKey, stream: OpenStream, every: Collection[Lease]
 ) -> tuple[LagSummary, ...]:
     """Measure every shard of a stream with records left to read, in the order of their ids.
@@ -390,10 +390,10 @@ def _of_lease(
     leases: Mapping[str, Lease],
     start_at: WallTime | None,
 ) -> LagSummary:
-    line = line_of(lease, WallTime(time.time()))
+    line = lease_summary(lease, WallTime(time.time()))
     parents = [called(parent) for parent in waiting_for(lease, leases)]
     waits = f"waits for {' and '.join(parents)}" if parents else ""
-    return lag_line(
+    return lag_summary(
         shard=line.shard,
         state=line.state,
         owner="" if line.state == "offered" else line.owner,
@@ -406,7 +406,7 @@ def _of_lease(
 
 def _of_unleased(stream: OpenStream, shard: Unleased) -> LagSummary:
     at_tip = Lag(0.0, note="it would begin at the tip")
-    return lag_line(
+    return lag_summary(
         shard=shard.shard_id,
         state="no lease",
         owner="",

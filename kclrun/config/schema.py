@@ -582,7 +582,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """`on_error` for one of `sources`. It has the application's place of letters: a stream
         keeps letters only if the application does, which a replay may not."""
         stated = msgspec.structs.asdict(stream.on_error)
-        own = {name: each for name, each in stated.items() if each is not None}
+        own = {name: value for name, value in stated.items() if value is not None}
         if self.on_error.then != "dead-letter" and stream.on_error.then == "dead-letter":
             del own["then"]
         return msgspec.structs.replace(self.on_error, **own)

@@ -46,7 +46,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     shard: str | None = None
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class HealthVerdict(msgspec.Struct, frozen=True):
     """The state of a manager and its problems; the reasons that make it fail come first."""
 
     status: Status
@@ -58,7 +58,7 @@ class Verdict(msgspec.Struct, frozen=True):
         return self.status != "failing"
 
 
-def judge(sample: ManagerSample | None, *, age_s: float, limits: HealthLimits) -> Verdict:
+def judge(sample: ManagerSample | None, *, age_s: float, limits: HealthLimits) -> HealthVerdict:
     """The verdict on the last sample, taken `age_s` ago.
 
     Before the first sample it is None, and `age_s` counts from the start of the manager.
@@ -75,15 +75,15 @@ def judge(sample: ManagerSample | None, *, age_s: float, limits: HealthLimits) -
     if sample is None or age_s >= limits.look_age_max_s:
         return _unseen(sample, age_s, limits)
     reasons = sorted(_reasons(sample, limits), key=lambda reason: not reason.is_failing)
-    return Verdict(_status(sample, reasons), tuple(reasons))
+    return HealthVerdict(_status(sample, reasons), tuple(reasons))
 
 
-def _unseen(sample: ManagerSample | None, age_s: float, limits: HealthLimits) -> Verdict:
+def _unseen(sample: ManagerSample | None, age_s: float, limits: HealthLimits) -> HealthVerdict:
     is_starting = sample is None and age_s < limits.stall_s
     text = f"the manager has not looked after its leases for {age_s:.0f} s"
     if is_starting:
-        return Verdict("starting", (Reason(text="the manager is starting"),))
-    return Verdict("failing", (Reason(text=text, is_failing=True),))
+        return HealthVerdict("starting", (Reason(text="the manager is starting"),))
+    return HealthVerdict("failing", (Reason(text=text, is_failing=True),))
 
 
 def _status(sample: ManagerSample, reasons: list[Reason]) -> Status:
@@ -181,7 +181,7 @@ def _note(lease: LeaseSample) -> str:
     return clean_text(lease.note, _NOTE_CHARACTERS_MAX)
 
 
-def health_body(sample: ManagerSample | None, verdict: Verdict) -> dict[str, Any]:
+def health_body(sample: ManagerSample | None, verdict: HealthVerdict) -> dict[str, Any]:
     """The body of /health as plain values for JSON."""
     body: dict[str, Any] = {
         "status": verdict.status,

@@ -381,7 +381,7 @@ class LeaseSpans:
         if not covered:
             return
         parent = trace.set_span_in_context(NonRecordingSpan(covered[-1]), Context())
-        links = [Link(each) for each in covered[:-1]]
+        links = [Link(span) for span in covered[:-1]]
         self._start(name, kind, parent, began, attributes, links=links).end()
 
     def _start(

@@ -406,7 +406,7 @@ class _StoryWriter:
         text = sentence(self, entry) if sentence is not None else None
         template = _SENTENCES.get(entry.event)
         if text is None and template is not None:
-            text = template.format_map(_Shown(entry))
+            text = template.format_map(_FieldTexts(entry))
         if text is None:
             return
         missed = f" ({entry.missed} entries before it were left out.)" if entry.missed else ""
@@ -443,7 +443,7 @@ class _StoryWriter:
             return
         first, last = self._raised[0], self._raised[-1]
         self._raised = []
-        shown = _Shown(first)
+        shown = _FieldTexts(first)
         text = f"{shown['where']} raised {shown['error']}{shown['place']}"
         if first is last:
             text += "; the call is repeated."
@@ -477,13 +477,13 @@ class _StoryWriter:
         )
 
     def claimed(self, entry: Entry) -> str:
-        position = _Shown(entry)["position"]
+        position = _FieldTexts(entry)["position"]
         return f"{who(entry.owner)} began to read after {position}{self._unread(entry)}."
 
     def offered(self, entry: Entry) -> str:
         target = entry.fields.get("target")
         meant = f", for {who(str(target))}" if target and target != "*" else ""
-        return f"{who(entry.owner)} gave the lease away at {_Shown(entry)['position']}{meant}."
+        return f"{who(entry.owner)} gave the lease away at {_FieldTexts(entry)['position']}{meant}."
 
     def lost(self, entry: Entry) -> str:
         now = entry.fields.get("owner")
@@ -494,11 +494,12 @@ class _StoryWriter:
         deaths = entry.fields.get("deaths")
         row = f", {deaths} times in a row" if isinstance(deaths, int) and deaths > 1 else ""
         return (
-            f"Its process died{row}: {_Shown(entry)['reason']}. {who(entry.owner)} starts another."
+            f"Its process died{row}: {_FieldTexts(entry)['reason']}."
+            f" {who(entry.owner)} starts another."
         )
 
     def missed(self, entry: Entry) -> str:
-        shown, warning = _Shown(entry), entry.fields.get("warning")
+        shown, warning = _FieldTexts(entry), entry.fields.get("warning")
         because = f" The last warning before: {str(warning).rstrip('.')}." if warning else ""
         return (
             f"{shown['who']} stopped before it could checkpoint {shown['position']}: what came"
@@ -506,7 +507,7 @@ class _StoryWriter:
         )
 
     def ended(self, entry: Entry) -> str:
-        children = [each for each in str(entry.fields.get("children") or "").split(", ") if each]
+        children = [child for child in str(entry.fields.get("children") or "").split(", ") if child]
         if not children:
             return "The shard was read to its end, or to that of a time range."
         how = "It was split into" if len(children) > 1 else "It was merged into"
@@ -532,7 +533,7 @@ _WITH_CAUSE: Final[Mapping[str, Callable[[_StoryWriter, Entry], str]]] = {
 }
 
 
-class _Shown(dict[str, str]):
+class _FieldTexts(dict[str, str]):
     """The fields of an entry as a sentence shows them; `?` for one that is missing: an entry may be
     of another version."""
 

@@ -136,7 +136,7 @@ def leases(
         return show_hot(aws, endpoints, as_json=as_json, with_keys=show_keys)
     if explain:
         return explain_owners(aws, owner, as_json=as_json)
-    lines = views.lease_lines(aws, with_age=with_age)
+    lines = views.lease_summaries(aws, with_age=with_age)
     _show(lines, by, as_json=as_json)
     if by is None and not as_json:
         views.print_remedy(lines, command_of("leases", config.file, config.overrides))
@@ -327,12 +327,12 @@ def print_explanations(explained: Sequence[Explanation]) -> None:
     """Print a paragraph for each owner, a line for each decision."""
     if not explained:
         echo("No kclrun owner renews a lease now. What one that starts would do:  --owner new")
-    for number, each in enumerate(explained):
+    for number, explanation in enumerate(explained):
         if number:
             echo("")
-        held = "1 lease" if each.leases == 1 else f"{each.leases} leases"
-        echo(f"{each.owner} ({held})")
-        for decision in each.decisions:
+        held = "1 lease" if explanation.leases == 1 else f"{explanation.leases} leases"
+        echo(f"{explanation.owner} ({held})")
+        for decision in explanation.decisions:
             echo(f"  {decision.sentence}")
 
 

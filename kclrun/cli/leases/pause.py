@@ -167,12 +167,12 @@ def _change(
 
     plans = planned()
     shown = plans[: most_on_terminal(_PLANS_SHOWN_MAX)]
-    for each in shown:
-        echo(each.words)
+    for planned_change in shown:
+        echo(planned_change.words)
     if len(shown) < len(plans):
         echo(f"… and {len(plans) - len(shown)} more leases")
     if ends_with_plan(
-        is_confirmed=is_confirmed, has_changes=any(each.change is not None for each in plans)
+        is_confirmed=is_confirmed, has_changes=any(plan.change is not None for plan in plans)
     ):
         return exit_codes.DRAINED
     written: Written = {}
@@ -181,7 +181,7 @@ def _change(
             break
         written |= write_all(aws, due)
         plans = planned()
-    return _print_written(aws, written, [each.key for each in _due(plans, written)])
+    return _print_written(aws, written, [plan.key for plan in _due(plans, written)])
 
 
 # A lease may be halted and paused: these are two changes of its row.
@@ -209,7 +209,9 @@ def _print_written(aws: Aws, written: Written, unwritten: Sequence[LeaseKey]) ->
     if done:
         leases = "1 lease" if len(done) == 1 else f"{len(done)} leases"
         echo(f"{leases} changed. Owners see it with their next renewal, within {seen_s:.1f} s")
-    moved = [called(key) for (key, _), each in written.items() if isinstance(each, ConditionFailed)]
+    moved = [
+        called(key) for (key, _), outcome in written.items() if isinstance(outcome, ConditionFailed)
+    ]
     if moved:
         echo(
             f"Changed by another operator just now, or gone, and left alone: {some_of(moved)}",

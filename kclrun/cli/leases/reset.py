@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, assert_never
 
 import click
 import msgspec
@@ -69,8 +69,11 @@ from kclrun.protocol.writes import (
     ConditionFailed,
     CreateLease,
     Outcome,
+    OutcomeUnknown,
     Refused,
     ResetLease,
+    Throttled,
+    Unavailable,
     keys_of,
 )
 
@@ -220,9 +223,9 @@ def _reset(aws: Aws, asked: _ResetOptions, *, is_confirmed: bool) -> int:
     if is_confirmed:
         refuse_native(aws)
         rows = watched_rows(aws, rows)
-    resets = [_planned(aws, (each, opened[each]), rows, asked, keys) for each in chosen]
-    for each in resets:
-        _show(each, aws.settings, asked.text)
+    resets = [_planned(aws, (key, opened[key]), rows, asked, keys) for key in chosen]
+    for planned in resets:
+        _show(planned, aws.settings, asked.text)
     _show_what_stays(aws.settings, rows)
     if not is_confirmed:
         echo("Stop the fleet first.")
@@ -325,10 +328,10 @@ def _planned(
         Halt(_reason(asked.text, now), now, now),
         stream.summary.created_at,
     )
-    shards = frozenset(each for each in keys if stream_of(each) == key)
+    shards = frozenset(shard for shard in keys if stream_of(shard) == key)
     known = {row.key: row for row in mine}
     if asked.kept is not None:
-        kept = {each: at for each, at in asked.kept.items() if stream_of(each) == key}
+        kept = {shard: at for shard, at in asked.kept.items() if stream_of(shard) == key}
         if not kept:
             raise SettingsError(f"{asked.text} has no position of {name}")
         plan = (
@@ -379,10 +382,10 @@ def _reason(to: str, now: WallTime) -> str:
     )
 
 
-def _show(each: _Reset, settings: Settings, to: str) -> None:
-    plan, rows = each.plan, each.rows
-    echo(f"{each.name}, table {settings.table}: to {to}, generation {plan.generation}")
-    _show_rows(_begun(each, write, to) for write in (*plan.begin, *plan.end))
+def _show(planned: _Reset, settings: Settings, to: str) -> None:
+    plan, rows = planned.plan, planned.rows
+    echo(f"{planned.name}, table {settings.table}: to {to}, generation {plan.generation}")
+    _show_rows(_begun(planned, write, to) for write in (*plan.begin, *plan.end))
     coming = {key for write in plan.begin for key in keys_of(write)}
     removed = []
     for write in plan.remove:
@@ -393,7 +396,7 @@ def _show(each: _Reset, settings: Settings, to: str) -> None:
             f"{called(write.key)}: {shortened(str(rows[write.key].checkpoint))}, removed: {why}"
         )
     _show_rows(removed)
-    for place in output_places(settings, each.stream):
+    for place in output_places(settings, planned.stream):
         echo(f"  {setting_of(place.name)}: {_fate(place, plan.generation)}")
     if settings.state is not None:
         echo("  state: dropped, with its timers: each lease begins with an empty one")
@@ -408,15 +411,17 @@ def _show_rows(lines: Iterable[str]) -> None:
         echo(f"  … and {len(rows) - len(shown)} more")
 
 
-def _begun(each: _Reset, write: ResetLease | CreateLease, to: str) -> str:
+def _begun(planned: _Reset, write: ResetLease | CreateLease, to: str) -> str:
     (key,) = keys_of(write)
-    note = each.notes.get(key)
+    note = planned.notes.get(key)
     where = to if note is None else shortened(str(_position_of(write)))
     noted = f"; {note}" if note else ""
     if isinstance(write, CreateLease):
         return f"{called(key)}: new, at {where}{noted}"
-    halted = "; its halt goes" if each.rows[key].halt is not None else ""
-    return f"{called(key)}: {shortened(str(each.rows[key].checkpoint))} to {where}{noted}{halted}"
+    halted = "; its halt goes" if planned.rows[key].halt is not None else ""
+    return (
+        f"{called(key)}: {shortened(str(planned.rows[key].checkpoint))} to {where}{noted}{halted}"
+    )
 
 
 def _fate(place: OutputPlace, generation: int) -> str:
@@ -449,9 +454,9 @@ def _show_what_stays(settings: Settings, rows: Iterable[Lease]) -> None:
         echo("Leases have owners: with --yes nothing is written while one of them renews.")
 
 
-def _write(aws: Aws, each: _Reset, to: str) -> int:
+def _write(aws: Aws, planned: _Reset, to: str) -> int:
     """Make the writes, stage by stage; the exit code. A stage that fails is the last one."""
-    plan, patience_s = each.plan, float(aws.settings.aws.start_timeout)
+    plan, patience_s = planned.plan, float(aws.settings.aws.start_timeout)
     try:
         for stage in _stages(plan):
             outcomes = write_rows(stage, partial(_settled, aws.table, patience_s))
@@ -468,7 +473,7 @@ def _write(aws: Aws, each: _Reset, to: str) -> int:
         echo(_INCOMPLETE, err=True)
         raise
     moved, removed = len(plan.begin) + len(plan.end), len(plan.remove)
-    echo(f"{each.name}: {moved} leases are at {to}, {removed} were removed")
+    echo(f"{planned.name}: {moved} leases are at {to}, {removed} were removed")
     return exit_codes.DRAINED
 
 
@@ -493,6 +498,10 @@ def _settled(table: LeaseTable, patience_s: float, write: ResetWrite) -> Outcome
                 return Applied(row) if is_written(write, row) else outcome
             case Applied() | Refused():
                 return outcome
+            case Throttled() | Unavailable() | OutcomeUnknown():
+                pass
+            case _:
+                assert_never(outcome)
         attempt += 1
         pause_s = backoff_s(attempt, 1.0)
         if time.monotonic() + pause_s >= deadline:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, assert_never
 
 import msgspec
 
@@ -295,6 +295,8 @@ def _step_words(step: export.Step) -> str:
         case export.Keep(shard_id, row, why):
             at = "no row" if row is None else shortened(str(row.checkpoint))
             return f"{shard_id}: {at}, not touched ({why})"
+        case _:
+            assert_never(step)
 
 
 def _because(note: str) -> str:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from kclrun.cli.services import Aws
     from kclrun.operating.changes import Plan
     from kclrun.page.acting import Actions
-    from kclrun.page.snapshot import About, OutputPlace
+    from kclrun.page.snapshot import About, ShownOutput
     from kclrun.protocol.writes import Outcome
 
 # More often it would take too much of the reads that a shard's applications share (`reading.py`).
@@ -264,17 +264,17 @@ def _about(aws: Aws, file: Path, overrides: Sequence[str], *, every_s: float) ->
         letters=letters_of(settings),
         refresh_s=round(every_s),
         plan=plan_of(settings),
-        outputs=tuple(_place(name, each) for name, each in named_outputs(settings)),
+        outputs=tuple(_place(name, output) for name, output in named_outputs(settings)),
     )
 
 
-def _place(name: str, output: OutputSettings) -> OutputPlace:
-    from kclrun.page.snapshot import OutputPlace
+def _place(name: str, output: OutputSettings) -> ShownOutput:
+    from kclrun.page.snapshot import ShownOutput
 
     kind, where = next(iter(_output(output)))
     roll_s = float(output.roll.every) if output.roll is not None else 0.0
     place = where if "://" in where else f"{kind} {where}"
-    return OutputPlace(name, setting_of(name), place, roll_s)
+    return ShownOutput(name, setting_of(name), place, roll_s)
 
 
 # The settings as the page shows them: only those that are named here, none of which can hold a
@@ -320,9 +320,11 @@ def plan_of(settings: Settings) -> tuple[tuple[str, Pairs], ...]:
     ]
     for name, names in _SECTIONS.items():
         section = getattr(settings, name)
-        pairs = tuple((f"{name}.{each}", _text(getattr(section, each))) for each in names)
+        pairs = tuple((f"{name}.{setting}", _text(getattr(section, setting))) for setting in names)
         sections.append((name, pairs))
-    sections += [(f"Output {name}", tuple(_output(each))) for name, each in named_outputs(settings)]
+    sections += [
+        (f"Output {name}", tuple(_output(output))) for name, output in named_outputs(settings)
+    ]
     return tuple(sections)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from kclrun.cli.doctor import circumstances_of, look_of, with_surroundings
-from kclrun.cli.lag import lag_lines
+from kclrun.cli.lag import lag_summaries
 from kclrun.cli.messages import naming_table
 from kclrun.cli.services import OpenStream, open_streams
 from kclrun.cli.waiting import waiting_for
@@ -151,7 +151,7 @@ class FleetReader:
             lags = {
                 line.shard: line
                 for key, stream in self._open_streams().items()
-                for line in lag_lines(key, stream, leases)
+                for line in lag_summaries(key, stream, leases)
             }
             self._history.add({key: line.behind_s for key, line in lags.items()})
             self._update(lags=lags, history=self._history.look(), lags_at=WallTime(time.time()))

@@ -306,7 +306,7 @@ def _left_out(cells: Sequence[tuple[str, ...]], width: int | None) -> set[str]:
     left_out: set[str] = set()
     for title in ("", *_LEFT_OUT_FIRST):
         left_out.add(title)
-        shown = [wide[each] + _GAP for each in _COLUMNS if each not in left_out]
+        shown = [wide[column] + _GAP for column in _COLUMNS if column not in left_out]
         if width is None or sum(shown) - _GAP <= width:
             break
     return left_out

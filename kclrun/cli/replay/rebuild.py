@@ -120,7 +120,11 @@ def _plan(
         narrowed = msgspec.structs.replace(configuration, settings=settings)
     name = narrowed.settings.sources[0].name
     opened = open_streams(aws)
-    key, stream = next((k, each) for k, each in opened.items() if each.settings.name == name)
+    key, stream = next(
+        (k, opened_stream)
+        for k, opened_stream in opened.items()
+        if opened_stream.settings.name == name
+    )
     mine = [row for row in rows if stream_of(row.key) == key]
     targets = _targets(options, with_stores(aws, mine))
     if not targets:
@@ -222,7 +226,7 @@ def _replay_and_write(plan: _Rebuild, fleet: Aws) -> int:
         return code
     command.delete_leases(files.settings, files.settings.table)
     shutil.rmtree(plan.folder)
-    halted = [called(each.row.key) for each in plan.targets if each.row.halt is not None]
+    halted = [called(target.row.key) for target in plan.targets if target.row.halt is not None]
     if halted:
         echo(f"Let them go on:  kclrun leases resume {' '.join(halted)} --yes")
     return exit_codes.DRAINED

@@ -161,7 +161,7 @@ def _make_destinations(settings: Settings, kinesis: WireEndpoint) -> None:
     control = ControlPlane(open_session(own), own, LOOPBACK_CREDENTIALS)
     state = state_place(settings)
     places = output_places(settings, ONLY_STREAM)
-    urls = [each.s3 for each in places] + ([] if state is None else [state.s3])
+    urls = [place.s3 for place in places] + ([] if state is None else [state.s3])
     for bucket in sorted({urlsplit(url).netloc for url in urls if url is not None}):
         control.s3().create_bucket(Bucket=bucket)
     if state is not None and state.dynamodb is not None:

@@ -134,7 +134,7 @@ def _are_read(keys: Iterable[str], pair: Pair) -> bool:
     """Whether one of these rows has a position in a shard of the application that has no row of
     its own: it may be the only position of that shard, under the name of the other kind."""
     listings = pair.second.listings.items()
-    listed = {shard.shard_id for _, each in listings for shard in each.shards}
+    listed = {shard.shard_id for _, listing in listings for shard in listing.shards}
     without = {shard_id_of(key) for key in listed if not pair.view.has_row(key)}
     rows = pair.rows_of(keys)
     return any(row.has_begun and shard_id_of(row.key) in without for row in rows)
@@ -147,7 +147,9 @@ def _failovers(pair: Pair) -> Iterator[Finding]:
         if lease.failover_s is not None and lease.owner in pair.alive
     }
     if len(published) > 1:
-        shown = ", ".join(f"{each:g} s ({published[each]})" for each in sorted(published))
+        shown = ", ".join(
+            f"{failover_s:g} s ({published[failover_s]})" for failover_s in sorted(published)
+        )
         yield Finding(
             kind=Kind.FAILOVER_DIFFERS,
             evidence=f"live owners published {shown}",

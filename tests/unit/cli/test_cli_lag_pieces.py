@@ -27,7 +27,7 @@ from kclrun.model.sequence import (
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import WallTime
-from kclrun.operating.summaries import Lag, LagSummary, lag_line, spelled, waiting_for
+from kclrun.operating.summaries import Lag, LagSummary, lag_summary, spelled, waiting_for
 from tests.support.stream_ports import ModelStream
 from tests.support.tables import over_rows
 
@@ -123,7 +123,7 @@ def test_a_checkpoint_whose_record_is_past_retention_is_reported(world):
 
     assert lag.is_trimmed
     assert "records may be lost" in lag.note
-    line = lag_line(
+    line = lag_summary(
         shard=KEY, state="owned", owner="o", checkpoint="1", lag=lag, retention_s=DAY_S, note=""
     )
     assert line.loss_in_s == 0.0
@@ -284,7 +284,7 @@ def test_a_check_that_cannot_tell_does_not_say_yes():
 
 def test_the_time_to_loss_is_known_where_a_lag_and_its_record_are():
     def loss(lag: Lag) -> tuple[float | None, float | None]:
-        shown = lag_line(
+        shown = lag_summary(
             shard=KEY, state="owned", owner="o", checkpoint="1", lag=lag, retention_s=DAY_S, note=""
         )
         return shown.behind_s, shown.loss_in_s
