@@ -56,7 +56,7 @@ from kclrun.model.stream import (
     stream_of,
 )
 from kclrun.model.table import of_another_region
-from kclrun.model.time import WallTime
+from kclrun.model.time import WallTime, utc_text
 from kclrun.model.wire import WireEndpoint
 from kclrun.observe.emf import EmfOutlet
 from kclrun.observe.logs import LineSink
@@ -497,14 +497,9 @@ def refuse_expired(summary: StreamSummary, at: WallTime | None, now: WallTime, o
     if at is not None and at < kept_from:
         raise errors.SettingsError(
             f"{option}: {summary.name} keeps records for {summary.retention_hours} h, and was"
-            f" created at {utc(summary.created_at)}\nTo read all that it has: {option} TRIM_HORIZON"
+            f" created at {utc_text(summary.created_at, 'milliseconds')}\n"
+            f"To read all that it has: {option} TRIM_HORIZON"
         )
-
-
-def utc(at: float) -> str:
-    """An instant for people, to the millisecond."""
-    whole, fraction = divmod(round(at * 1000), 1000)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{fraction:03d}Z"
 
 
 def refuse_other_kind(aws: Aws, created: Mapping[StreamKey, WallTime]) -> None:

@@ -6,7 +6,7 @@ back when their parents end [P12]. Must not know: who may reset, and what the ou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import assert_never
 
 import msgspec
@@ -63,6 +63,16 @@ class ResetPlan(msgspec.Struct, frozen=True):
     end: tuple[writes.ResetLease | writes.CreateLease, ...]
     remove: tuple[writes.DeleteReset, ...]
     finish: tuple[writes.FinishReset, ...]
+
+    @property
+    def stages(self) -> Iterator[Sequence[ResetWrite]]:
+        """The writes of a stage are sent in any order, those of the next one when all of them have
+        applied."""
+        yield (*self.begin, *self.halt)
+        yield self.end
+        for write in self.remove:
+            yield (write,)
+        yield self.finish
 
 
 def position_at(at: WallTime) -> ExtendedSequenceNumber:

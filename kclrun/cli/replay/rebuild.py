@@ -23,8 +23,7 @@ from kclrun.cli.leases.reset import rows_to_change, watched_rows
 from kclrun.cli.leases.rows import print_failures, write_rows
 from kclrun.cli.messages import echo
 from kclrun.cli.replay import command
-from kclrun.cli.replay.plan import ReplayOptions, table_of
-from kclrun.cli.services import open_streams, refuse_expired, utc
+from kclrun.cli.services import open_streams, refuse_expired
 from kclrun.cli.stored_state import read_state, with_stores
 from kclrun.config.changes import refuse_changes
 from kclrun.config.schema import stream_name
@@ -36,7 +35,8 @@ from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON, ExtendedSequenceNu
 from kclrun.model.shard import ShardGraph
 from kclrun.model.state import is_own_version, version_folder
 from kclrun.model.stream import called, shard_id_of, stream_of
-from kclrun.model.time import WallTime
+from kclrun.model.time import WallTime, utc_text
+from kclrun.operating.replay import ReplayOptions, table_of
 from kclrun.operating.reset import refuse_owners
 from kclrun.operating.summaries import shortened
 from kclrun.outputs.state_files import StateFiles
@@ -180,7 +180,7 @@ def _start(
 
 def _lines(plan: _Rebuild) -> Iterator[str]:
     at = plan.asked.start.at
-    began = "the oldest record" if at is None else utc(at)
+    began = "the oldest record" if at is None else utc_text(at, "milliseconds")
     settings = plan.configuration.settings
     store = "" if settings.state is None else settings.state.store
     for target in plan.targets:
