@@ -18,9 +18,8 @@ import pytest
 
 from kclrun import cli
 from kclrun.aws import patience
-from kclrun.cli import check, exit_codes, iam, local, messages, services, simulate, startup
+from kclrun.cli import check, exit_codes, iam, local, messages, services, simulate, startup, tail
 from kclrun.cli.program import program, run_program
-from kclrun.cli.tail import command as tail
 from kclrun.cli.times import GivenTime
 from kclrun.config.load import settings_of
 from kclrun.config.units import StartPosition

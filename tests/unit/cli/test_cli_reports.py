@@ -8,7 +8,7 @@ import kclrun.cli
 from kclrun.cli.reports import json_line, print_json, print_json_lines, print_report
 
 # They print JSON of another form: one object a record, and one line of settings and figures.
-OWN_FORMS = {"tail/command.py", "simulate.py", "reports.py"}
+OWN_FORMS = {"tail.py", "simulate.py", "reports.py"}
 
 
 class Facts(msgspec.Struct):
