@@ -94,6 +94,7 @@ def _check(
 
 
 def _check_aws(configuration: Configuration, stage: Callable[[str, Stage], int]) -> int:
+    from kclrun.cli.destination_checks import check_letters, output_checks
     from kclrun.cli.services import Aws
 
     aws = Aws(configuration.settings)
@@ -109,9 +110,9 @@ def _check_aws(configuration: Configuration, stage: Callable[[str, Stage], int])
     if is_fleet:
         codes.append(stage("table", lambda: _table(aws)))
     if configuration.settings.on_error.then == "dead-letter":
-        codes.append(stage("letters", aws.check_letters))
+        codes.append(stage("letters", lambda: check_letters(aws)))
     if is_fleet:
-        codes += [stage(name, check_output) for name, check_output in aws.outputs]
+        codes += [stage(name, check_output) for name, check_output in output_checks(aws)]
     return next((code for code in codes if code), exit_codes.DRAINED)
 
 

@@ -24,7 +24,7 @@ from kclrun.cli.messages import echo
 from kclrun.cli.waiting import waiting_for
 from kclrun.codec.record_sizes import RecordLimit
 from kclrun.config.changes import refuse_changes
-from kclrun.config.schema import SHARDS_MAX
+from kclrun.config.embedded import SHARDS_MAX
 from kclrun.errors import LimitExceeded, ServiceError, SettingsError
 from kclrun.model.quotas import RECORD_BYTES_LARGEST
 from kclrun.model.record import PutEntry

@@ -17,6 +17,7 @@ import msgspec
 from kclrun.config.changes import change_rules
 from kclrun.config.convert import Problem
 from kclrun.config.destinations import OutputSettings
+from kclrun.config.embedded import EmbeddedSettings
 from kclrun.config.log import log_rules
 from kclrun.config.observing import ObserveSettings
 from kclrun.config.outputs import (
@@ -28,7 +29,6 @@ from kclrun.config.outputs import (
     unused_output_settings,
 )
 from kclrun.config.schema import (
-    EmbeddedSettings,
     Settings,
     StartAtLeases,
     StreamErrorSettings,

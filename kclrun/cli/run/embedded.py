@@ -30,8 +30,9 @@ from kclrun.cli.config_options import Configuration
 from kclrun.cli.terminal import stop_signals
 from kclrun.cli.user_code import own_module, with_output_paths
 from kclrun.cli.waiting import waiting_for
+from kclrun.config.embedded import EmbeddedSettings
 from kclrun.config.outputs import output_places
-from kclrun.config.schema import AwsSettings, EmbeddedSettings, Settings
+from kclrun.config.schema import AwsSettings, Settings
 from kclrun.config.state import state_place
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.loading import import_paths
