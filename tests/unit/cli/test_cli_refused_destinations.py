@@ -90,8 +90,8 @@ def test_a_database_of_this_machine_at_which_nothing_listens_is_not_waited_for(m
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
     place = f"{{sql: '{scheme}://u@127.0.0.1:{port}/shop', table: orders}}"
-    monkeypatch.setattr("kclrun.cli.services.open_output", lambda *_: NoAnswer())
-    ((_, check),) = _aws("http://127.0.0.1:9", f"output: {place}").outputs
+    monkeypatch.setattr("kclrun.cli.destination_checks.open_output", lambda *_: NoAnswer())
+    ((_, check),) = output_checks(_aws("http://127.0.0.1:9", f"output: {place}"))
     began = time.monotonic()
 
     with pytest.raises(NothingListens, match=f"nothing listens at 127.0.0.1:{port}") as raised:
