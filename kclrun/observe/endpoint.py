@@ -46,7 +46,7 @@ _FIELDS_MAX: Final = 8
 _FORM: Final = "application/x-www-form-urlencoded"
 
 
-class _Refused(Exception):
+class _RequestRefused(Exception):
     """A request whose response is only `answer`."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -236,7 +236,7 @@ class HttpEndpoint:
             if method == "POST":
                 self._require_own_form(request)
                 body_bytes = _form_bytes(request)
-        except _Refused as refused:
+        except _RequestRefused as refused:
             return self._rendered(refused.answer, method)
         return Begun(body_bytes, partial(self._answered, request), is_probe=request.path == _PROBE)
 
@@ -250,16 +250,18 @@ class HttpEndpoint:
                 head = _head_of(_FEED_HEAD, self._fields, length="")
                 if self._feeds[request.path].take(connection, head):
                     return None
-                raise _Refused(503, f"{_LISTENERS_MAX} pages listen already, or no thread is left")
+                raise _RequestRefused(
+                    503, f"{_LISTENERS_MAX} pages listen already, or no thread is left"
+                )
             if request.method == "POST":
                 request = msgspec.structs.replace(request, query=_form(request, body))
             answer = self._answer(request)
-        except _Refused as refused:
+        except _RequestRefused as refused:
             answer = refused.answer
         return self._rendered(answer, request.method)
 
     def _refused(self, status: int, text: str) -> bytes:
-        return self._rendered(_Refused(status, text).answer, "GET")
+        return self._rendered(_RequestRefused(status, text).answer, "GET")
 
     def _rendered(self, answer: Answer, method: str) -> bytes:
         head = _head_of(answer, self._fields, length=f"Content-Length: {len(answer.body)}\r\n")
@@ -270,48 +272,50 @@ class HttpEndpoint:
         one."""
         self._require_ours(request)
         if request.path not in self._forms:
-            raise _Refused(405, "only GET")
+            raise _RequestRefused(405, "only GET")
         if request.origin is None:
-            raise _Refused(403, "this address takes only forms of its own pages")
+            raise _RequestRefused(403, "this address takes only forms of its own pages")
         if request.content_type.partition(";")[0].strip().lower() != _FORM:
-            raise _Refused(415, "not a form")
+            raise _RequestRefused(415, "not a form")
 
     def _require_ours(self, request: _HttpRequest) -> None:
         if self._is_our_name is not None and not self._is_our_name(request.host):
-            raise _Refused(403, "this address serves only this host, by a loopback name")
+            raise _RequestRefused(403, "this address serves only this host, by a loopback name")
         if request.origin is not None and request.origin not in _own_origins(request.authority):
-            raise _Refused(403, "this address serves no page of another site")
+            raise _RequestRefused(403, "this address serves no page of another site")
 
     def _answer(self, request: _HttpRequest) -> Answer:
         self._require_ours(request)
         if request.method not in {"GET", "HEAD", "POST"}:
-            raise _Refused(405, "only GET")
+            raise _RequestRefused(405, "only GET")
         route = (self._forms if request.method == "POST" else self._routes).get(request.path)
         if route is None:
-            raise _Refused(404, "the paths are: " + ", ".join(sorted(self._routes)))
+            raise _RequestRefused(404, "the paths are: " + ", ".join(sorted(self._routes)))
         try:
             return route(request.query)
         except Exception as error:  # noqa: BLE001 - a route that fails must not end the server
-            raise _Refused(500, f"the answer could not be made: {type(error).__name__}") from None
+            raise _RequestRefused(
+                500, f"the answer could not be made: {type(error).__name__}"
+            ) from None
 
 
 def _form_bytes(request: _HttpRequest) -> int:
-    """The length of the form in the body. Raises: _Refused."""
+    """The length of the form in the body. Raises: _RequestRefused."""
     length = request.content_length
     if not (length.isascii() and length.isdecimal() and len(length) <= 5):
-        raise _Refused(411, "a form needs its Content-Length")
+        raise _RequestRefused(411, "a form needs its Content-Length")
     if int(length) > _BODY_BYTES_MAX:
-        raise _Refused(413, f"a form of more than {_BODY_BYTES_MAX} bytes")
+        raise _RequestRefused(413, f"a form of more than {_BODY_BYTES_MAX} bytes")
     return int(length)
 
 
 def _form(request: _HttpRequest, body: bytes) -> Query:
-    """The fields of the form in the body. Raises: _Refused."""
+    """The fields of the form in the body. Raises: _RequestRefused."""
     try:
         text = body[: _form_bytes(request)].decode("ascii")
         return dict(reversed(parse_qsl(text, max_num_fields=_FIELDS_MAX)))
     except ValueError:
-        raise _Refused(400, "not a form") from None
+        raise _RequestRefused(400, "not a form") from None
 
 
 class _HttpRequest(msgspec.Struct, frozen=True):
@@ -332,7 +336,7 @@ def _parsed(head: bytes) -> _HttpRequest:
     first, *fields = head.decode("latin-1").split("\r\n")
     parts = first.split(" ")
     if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-        raise _Refused(400, "not an HTTP/1 request")
+        raise _RequestRefused(400, "not an HTTP/1 request")
     named: dict[str, str] = {}
     for field in fields:
         name, _, value = field.partition(":")
@@ -344,7 +348,7 @@ def _parsed(head: bytes) -> _HttpRequest:
         pairs = parse_qsl(target.query, max_num_fields=_FIELDS_MAX)
         host = urlsplit(f"//{authority}").hostname or ""
     except ValueError:
-        raise _Refused(400, "invalid Host header or query") from None
+        raise _RequestRefused(400, "invalid Host header or query") from None
     query = dict(reversed(pairs))
     return _HttpRequest(
         parts[0],

@@ -86,7 +86,7 @@ def _of_leases(sample: ManagerSample) -> Iterator[Metric]:
     counters = {name: _family(METRICS[name].prometheus) for name in COUNTED}
     still = _family("kclrun_still_seconds")
     restarts = _family("kclrun_restarts_total")
-    traffic = _Traffic()
+    traffic = _TrafficFamilies()
     for lease in sample.leases:
         # A key of a row that another program wrote may hold any character.
         labels = (sample.application, escaped(lease.shard))
@@ -104,7 +104,7 @@ def _of_leases(sample: ManagerSample) -> Iterator[Metric]:
     yield from traffic.families
 
 
-class _Traffic:
+class _TrafficFamilies:
     """The traffic of the shards, where it is measured. A key is never a label: keys are the users'
     data, and their number has no bound."""
 

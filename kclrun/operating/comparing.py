@@ -16,7 +16,7 @@ import msgspec
 from kclrun.model.output import Cursor
 
 
-class KeptRow(msgspec.Struct, frozen=True):
+class ComparedRow(msgspec.Struct, frozen=True):
     """A row as `outputs.emitted_rows.CursorRows` keeps it: `at` is the cursor of its record, `to`
     its output."""
 
@@ -68,7 +68,7 @@ class Comparison(msgspec.Struct):
 
 
 def differences(
-    shard: str, a: Iterable[KeptRow], b: Iterable[KeptRow], counts: Comparison
+    shard: str, a: Iterable[ComparedRow], b: Iterable[ComparedRow], counts: Comparison
 ) -> Iterator[Difference]:
     """The differences of the rows of one shard, each in the order of its records; `counts` is
     complete once all were taken. Memory is bounded by the rows of one record."""
@@ -77,10 +77,10 @@ def differences(
         yield difference
 
 
-_Group = tuple[Cursor, int, list[KeptRow]]
+_Group = tuple[Cursor, int, list[ComparedRow]]
 
 
-def _groups(rows: Iterable[KeptRow], side: int) -> Iterator[_Group]:
+def _groups(rows: Iterable[ComparedRow], side: int) -> Iterator[_Group]:
     """The rows of each record, in the order of the shard."""
     for at, of_record in itertools.groupby(rows, lambda row: row.at):
         yield Cursor.parse(at), side, list(of_record)
@@ -91,7 +91,7 @@ def _merged(
 ) -> Iterator[Difference]:
     merged = heapq.merge(a, b, key=lambda group: group[0])
     for _, groups in itertools.groupby(merged, lambda group: group[0]):
-        sides: tuple[dict[tuple[str, int], KeptRow], ...] = ({}, {})
+        sides: tuple[dict[tuple[str, int], ComparedRow], ...] = ({}, {})
         for _, side, lines in groups:
             sides[side].update(_by_output(lines))
         for key in sorted(sides[0].keys() | sides[1].keys()):
@@ -103,7 +103,7 @@ def _merged(
                 yield difference
 
 
-def _by_output(lines: Iterable[KeptRow]) -> Iterator[tuple[tuple[str, int], KeptRow]]:
+def _by_output(lines: Iterable[ComparedRow]) -> Iterator[tuple[tuple[str, int], ComparedRow]]:
     """Each row by its output and its number there: a row more for one output does not shift the
     rows of the others."""
     seen: dict[str, int] = {}
@@ -112,7 +112,7 @@ def _by_output(lines: Iterable[KeptRow]) -> Iterator[tuple[tuple[str, int], Kept
         yield (line.to, number), line
 
 
-def _difference(shard: str, a: KeptRow | None, b: KeptRow | None) -> Difference | None:
+def _difference(shard: str, a: ComparedRow | None, b: ComparedRow | None) -> Difference | None:
     some = a or b
     assert some is not None, "a key is of one of them"
     if a is None or b is None:
@@ -131,6 +131,6 @@ def _difference(shard: str, a: KeptRow | None, b: KeptRow | None) -> Difference 
     return Difference(shard, a.at, a.to, a.ordinal, a=a.row, b=b.row, changed=changed)
 
 
-def _field(line: KeptRow, name: str) -> tuple[bool, Any]:
+def _field(line: ComparedRow, name: str) -> tuple[bool, Any]:
     """The value, and whether the row has it: a field that is null is not one that is missing."""
     return name in line.row, line.row.get(name)

@@ -52,7 +52,7 @@ class KeptPosition(msgspec.Struct, frozen=True):
 KeptPositions = Mapping[LeaseKey, KeptPosition]
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _LeaseLine(msgspec.Struct, frozen=True):
     """What counts of a line of `leases --json`."""
 
     shard: str
@@ -66,7 +66,7 @@ def parse_kept(text: bytes, name: str) -> KeptPositions:
     Raises: SettingsError, which names the file and the shard, for anything else.
     """
     try:
-        lines = msgspec.json.decode(text, type=list[_Line])
+        lines = msgspec.json.decode(text, type=list[_LeaseLine])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SettingsError(
             f"{name} is not what  kclrun leases --json  prints: {harmless(str(error))}"
@@ -82,7 +82,7 @@ def parse_kept(text: bytes, name: str) -> KeptPositions:
     return kept
 
 
-def _kept(line: _Line, name: str) -> KeptPosition:
+def _kept(line: _LeaseLine, name: str) -> KeptPosition:
     text, at = line.checkpoint, line.starts_at
     where = f"{name}: {harmless(called(line.shard))}"
     if at is not None and not 0 <= at < WALL_TIME_MAX:

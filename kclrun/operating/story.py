@@ -170,7 +170,7 @@ _LATE_MIN_S: Final = 30.0
 _LATE_MANUAL_S: Final = 300.0
 
 
-class Change(msgspec.Struct, frozen=True):
+class NoticedEvent(msgspec.Struct, frozen=True):
     """An event that a watch found, as it is to be recorded."""
 
     event: str
@@ -196,25 +196,27 @@ class LeaseWatch:
         throttled: float,
         *,
         has_undone: bool,
-    ) -> Iterator[Change]:
+    ) -> Iterator[NoticedEvent]:
         """Look at the status of its process. `throttled` is the share of its reads that were."""
         if self._since is None or checkpoint != self._checkpoint or not has_undone:
             if self._is_late and self._since is not None:
                 after_s = round(now - self._since, 1)
-                yield Change(
+                yield NoticedEvent(
                     "checkpoint_moved", {"checkpoint": str(checkpoint), "after_s": after_s}
                 )
             self._checkpoint, self._since, self._is_late = checkpoint, now, False
         elif not self._is_late and now - self._since >= self._late_s:
             self._is_late = True
             waited_s = round(now - self._since, 1)
-            yield Change("checkpoint_late", {"checkpoint": str(checkpoint), "waited_s": waited_s})
+            yield NoticedEvent(
+                "checkpoint_late", {"checkpoint": str(checkpoint), "waited_s": waited_s}
+            )
         if bool(throttled) != self._is_throttled:
             self._is_throttled = bool(throttled)
             yield (
-                Change("reads_throttled", {"seconds": round(throttled, 3)})
+                NoticedEvent("reads_throttled", {"seconds": round(throttled, 3)})
                 if throttled
-                else Change("reads_unthrottled", {})
+                else NoticedEvent("reads_unthrottled", {})
             )
 
 

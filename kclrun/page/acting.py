@@ -21,7 +21,14 @@ from kclrun.model.retries import PASSING
 from kclrun.model.stream import StreamKey, called, stream_name_of, stream_of
 from kclrun.model.time import WallTime
 from kclrun.observe.endpoint import Query
-from kclrun.operating.changes import Plan, Reach, plan_move, plan_pause, plan_resume, plan_unpause
+from kclrun.operating.changes import (
+    LeasePlan,
+    Reach,
+    plan_move,
+    plan_pause,
+    plan_resume,
+    plan_unpause,
+)
 from kclrun.page.layout import shard_link
 from kclrun.page.markup import Html, as_title, element, joined, link
 from kclrun.page.snapshot import Snapshot
@@ -119,7 +126,7 @@ class Actions:
         token: str,
         *,
         read: Callable[[LeaseKey | None], Sequence[Lease]],
-        write: Callable[[Sequence[Plan]], Mapping[LeaseKey, Outcome]],
+        write: Callable[[Sequence[LeasePlan]], Mapping[LeaseKey, Outcome]],
         now: Callable[[], WallTime],
         letters: Letters | None = None,
         refused: Callable[[int], object] = lambda _count: None,
@@ -143,7 +150,9 @@ def request_of(fields: Query) -> ActionRequest | None:
     return ActionRequest(kind, key, to, lasting, "" if key else stream)
 
 
-def plans_of(request: ActionRequest, leases: Sequence[Lease], now: WallTime) -> tuple[Plan, ...]:
+def plans_of(
+    request: ActionRequest, leases: Sequence[Lease], now: WallTime
+) -> tuple[LeasePlan, ...]:
     """The plans for those of these leases that the request names."""
     if request.kind is ActionKind.PAUSE:
         return plan_pause(leases, request.reach, now, _PAUSES[request.lasting])
@@ -155,12 +164,14 @@ def plans_of(request: ActionRequest, leases: Sequence[Lease], now: WallTime) -> 
     if request.kind is ActionKind.RESUME:
         return tuple(plan_resume(lease) for lease in meant if request.key or lease.halt is not None)
     if request.kind is ActionKind.MOVE and Owner.parse(request.to) is None:
-        return tuple(Plan(lease.key, f"{lease.key}: no owner was chosen") for lease in meant[:1])
+        return tuple(
+            LeasePlan(lease.key, f"{lease.key}: no owner was chosen") for lease in meant[:1]
+        )
     target = OwnerId(request.to) if request.kind is ActionKind.MOVE else None
     return tuple(plan_move(lease, target, now) for lease in meant)
 
 
-def text_of(plans: Sequence[Plan]) -> PlanText:
+def text_of(plans: Sequence[LeasePlan]) -> PlanText:
     """These plans as the page shows them."""
     words = [plan.words for plan in plans[:_PLANS_SHOWN_MAX]] or ["No lease fits this request."]
     if len(plans) > _PLANS_SHOWN_MAX:
@@ -178,7 +189,7 @@ def plan_of(actions: Actions, request: ActionRequest, snapshot: Snapshot) -> Pla
     return actions.letters.plan(request.key, request.to)
 
 
-def basis_of(plans: Sequence[Plan]) -> str:
+def basis_of(plans: Sequence[LeasePlan]) -> str:
     """A digest of the rows that these plans were made from, for the form."""
     text = "\n".join(plan.basis for plan in plans)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -67,7 +67,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
         return f"{command} {shlex.quote(escaped(called(key)))}"
 
 
-class Problem(msgspec.Struct, frozen=True):
+class ReadProblem(msgspec.Struct, frozen=True):
     """Why a value is not known, or is known only from an earlier reading."""
 
     about: str
@@ -113,7 +113,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     history: Mapping[str, bytes] = {}
     owners: Owners = Owners()
     findings: tuple[Finding, ...] | None = None
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[ReadProblem, ...] = ()
 
 
 def owners_seen(

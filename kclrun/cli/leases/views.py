@@ -131,7 +131,8 @@ def print_lines(lines: Sequence[LeaseSummary]) -> None:
     has_age = any(line.is_renewed is not None for line in lines)
     has_load = any(line.load_kbps is not None for line in lines)
     titles = ["shard", "state", "owner", "checkpoint", "counter", "switches"]
-    titles += ["KiB/s", "CPU"] * has_load + ["renewing"] * has_age + ["note"]
+    titles += ["KiB/s", "CPU"] if has_load else []
+    titles += ["renewing", "note"] if has_age else ["note"]
     rows = [
         [
             *_cells(line),

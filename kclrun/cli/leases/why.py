@@ -85,7 +85,7 @@ def why(
     found = gathered(aws, folders)
     key, standing = _standing(aws, shard, found)
     story = story_of(key, found.entries.values(), until)
-    explained = Explained(
+    explained = ShardExplanation(
         shard=key,
         until=until,
         sentences=story.sentences,
@@ -104,7 +104,7 @@ def why(
     return exit_codes.DRAINED
 
 
-class Explained(msgspec.Struct, frozen=True):
+class ShardExplanation(msgspec.Struct, frozen=True):
     """A shard, explained: times in seconds since 1970, as in the entries. `state` is that of the
     end of the story; `now`, the present state of the row, is empty with --at."""
 
@@ -222,7 +222,7 @@ def gathered(
     return found
 
 
-def _show(explained: Explained, *, shows_all: bool) -> None:
+def _show(explained: ShardExplanation, *, shows_all: bool) -> None:
     echo(called(explained.shard))
     most = None if shows_all else most_on_terminal(_LINES_MAX)
     shown = explained.sentences if most is None else explained.sentences[-most:]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kclrun.cli.page.letters import PageLetters
     from kclrun.cli.page.reading import FleetReader
     from kclrun.cli.services import Aws
-    from kclrun.operating.changes import Plan
+    from kclrun.operating.changes import LeasePlan
     from kclrun.page.acting import Actions
     from kclrun.page.snapshot import About, ShownOutput
     from kclrun.protocol.writes import Outcome
@@ -229,7 +229,7 @@ def _actions(aws: Aws, token: str, reader: FleetReader, letters: PageLetters) ->
         lease = aws.table.read(key)
         return () if lease is None else (lease,)
 
-    def write(plans: Sequence[Plan]) -> Mapping[LeaseKey, Outcome]:
+    def write(plans: Sequence[LeasePlan]) -> Mapping[LeaseKey, Outcome]:
         written = write_all(aws, plans)
         reader.read_table()
         return {

@@ -43,7 +43,7 @@ from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.time import WallTime
 from kclrun.observe.sample import Report
 from kclrun.operating import replay as plan
-from kclrun.operating.comparing import Comparison, Difference, KeptRow, differences
+from kclrun.operating.comparing import ComparedRow, Comparison, Difference, differences
 from kclrun.operating.replay import ReplayOptions
 from kclrun.outputs.durable_files import publish_file
 
@@ -442,10 +442,10 @@ def _shards(folder: Path) -> set[str]:
     return {path.name.removesuffix(_SUFFIX) for path in folder.glob(f"*{_SUFFIX}")}
 
 
-def _rows(folder: Path, shard: str) -> Iterator[KeptRow]:
+def _rows(folder: Path, shard: str) -> Iterator[ComparedRow]:
     path = folder / f"{shard}{_SUFFIX}"
     if not path.exists():
         return
     with path.open("rb") as file:
         for line in file:
-            yield msgspec.json.decode(line, type=KeptRow)
+            yield msgspec.json.decode(line, type=ComparedRow)

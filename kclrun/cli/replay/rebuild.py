@@ -62,7 +62,7 @@ class RebuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path | None = None
 
 
-class _Target(msgspec.Struct, frozen=True):
+class _RebuildTarget(msgspec.Struct, frozen=True):
     """A row whose state is made again, the store for it, and what is wrong with it now."""
 
     row: Lease
@@ -77,7 +77,7 @@ class _Target(msgspec.Struct, frozen=True):
 class _Rebuild(msgspec.Struct, frozen=True):
     """The plan: the targets, and the replay that makes their state."""
 
-    targets: Sequence[_Target]
+    targets: Sequence[_RebuildTarget]
     asked: ReplayOptions
     configuration: Configuration
     folder: Path
@@ -138,7 +138,9 @@ def _plan(
     return _Rebuild(targets, asked, narrowed, folder)
 
 
-def _targets(options: RebuildOptions, rows: Iterable[tuple[Lease, VersionStore]]) -> list[_Target]:
+def _targets(
+    options: RebuildOptions, rows: Iterable[tuple[Lease, VersionStore]]
+) -> list[_RebuildTarget]:
     """Raises: SettingsError for a shard without a lease, or one that has not begun."""
     found, targets = set(), []
     for row, store in rows:
@@ -156,7 +158,9 @@ def _targets(options: RebuildOptions, rows: Iterable[tuple[Lease, VersionStore]]
             continue
         wrong = read_state(row, store)[0].wrong
         if wrong or options.is_all or names:
-            targets.append(_Target(row, store, wrong or "has its state, which is made again"))
+            targets.append(
+                _RebuildTarget(row, store, wrong or "has its state, which is made again")
+            )
     if missing := set(options.shards) - found:
         raise SettingsError(f"--shard: no lease of {', '.join(sorted(missing))}")
     return targets
@@ -244,7 +248,7 @@ def _all_made(plan: _Rebuild, leases: Iterable[Lease]) -> bool:
     )
 
 
-def _write(aws: Aws, target: _Target, made: Lease, store: StateFiles) -> writes.Outcome:
+def _write(aws: Aws, target: _RebuildTarget, made: Lease, store: StateFiles) -> writes.Outcome:
     """Write the state as a version of its shard, and name it on the row. Raises: SinkError."""
     row = target.row
     assert made.state_version is not None, "the replay is complete"

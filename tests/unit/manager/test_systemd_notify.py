@@ -9,14 +9,16 @@ import pytest
 
 from kclrun.errors import SettingsError
 from kclrun.manager.metering import notify_socket, open_announcer, watchdog_s
-from kclrun.observe.health import HealthVerdict, Reason
+from kclrun.observe.health import HealthReason, HealthVerdict
 from kclrun.observe.logs import EventLog, LineSink
 from tests.support.tables import over_rows
 
 OK = HealthVerdict("ok")
-STARTING = HealthVerdict("starting", (Reason(text="the manager is starting"),))
-HALTED = HealthVerdict("degraded", (Reason(text="halted: KeyError", shard="a"),))
-FAILING = HealthVerdict("failing", (Reason(text="no lease\nMAINPID=1 gets on", is_failing=True),))
+STARTING = HealthVerdict("starting", (HealthReason(text="the manager is starting"),))
+HALTED = HealthVerdict("degraded", (HealthReason(text="halted: KeyError", shard="a"),))
+FAILING = HealthVerdict(
+    "failing", (HealthReason(text="no lease\nMAINPID=1 gets on", is_failing=True),)
+)
 
 
 class SystemD:

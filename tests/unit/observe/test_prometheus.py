@@ -3,7 +3,7 @@
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from kclrun.observe.health import HealthVerdict, Reason
+from kclrun.observe.health import HealthReason, HealthVerdict
 from kclrun.observe.metrics import labels_by_series
 from kclrun.observe.prometheus import Exposition
 from kclrun.observe.sample import LeaseSample, ManagerSample, OutageSample
@@ -122,7 +122,7 @@ def test_leases_are_counted_by_what_they_do():
 
 
 def test_the_verdict_is_a_number_too():
-    failing = HealthVerdict("failing", (Reason(text="x", is_failing=True),))
+    failing = HealthVerdict("failing", (HealthReason(text="x", is_failing=True),))
 
     assert value(read(sample()), "kclrun_healthy") == 1
     assert value(read(sample(), failing), "kclrun_healthy") == 0

@@ -8,7 +8,7 @@ from kclrun.model.time import WallTime
 from kclrun.operating.doctor.findings import Finding, Kind
 from kclrun.operating.summaries import Lag, lag_summary
 from kclrun.page.lag_history import LagHistory
-from kclrun.page.snapshot import About, Owners, Problem, ShownOutput, Snapshot
+from kclrun.page.snapshot import About, Owners, ReadProblem, ShownOutput, Snapshot
 
 NOW = WallTime(1_780_000_000.0)
 A, B = OwnerId("kclrun:az1:host-1:1a2b"), OwnerId("kclrun:az2:host-2:77aa")
@@ -93,5 +93,5 @@ def small_fleet() -> Snapshot:
         owners=Owners(frozenset({JAVA}), frozenset({key(4)})),
         findings=(Finding(kind=Kind.HOLE, keys=(key(6),), evidence="it is listed and has no row"),),
         findings_at=NOW,
-        problems=(Problem("The lag cannot be measured", "AccessDenied", WallTime(NOW - 30)),),
+        problems=(ReadProblem("The lag cannot be measured", "AccessDenied", WallTime(NOW - 30)),),
     )
