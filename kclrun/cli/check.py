@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from kclrun.cli import exit_codes, messages
 from kclrun.cli.config_options import (
@@ -19,6 +19,7 @@ from kclrun.cli.config_options import (
     json_option,
 )
 from kclrun.cli.messages import echo
+from kclrun.cli.reports import print_json
 from kclrun.cli.waiting import waiting_for
 from kclrun.errors import KclrunError, ServiceError, TableRefused
 from kclrun.model.time import Instant
@@ -47,18 +48,26 @@ def check(config: ConfigChoice, *, schema: bool, no_environment: bool, as_json: 
     if schema:
         from kclrun.config.convert import json_schema
 
-        echo(json.dumps(json_schema(), indent=2))
+        print_json(json_schema())
         return exit_codes.DRAINED
     configuration = config.load()
-    checks: list[dict[str, Any]] | None = [] if as_json else None
+    checks: list[Checked] | None = [] if as_json else None
     code = _check(configuration, checks, no_environment=no_environment)
     if checks is not None:
-        echo(json.dumps(checks, indent=2))
+        print_json(checks)
     return code
 
 
+class Checked(msgspec.Struct, frozen=True):
+    """The result of one check: what was found, or what is wrong."""
+
+    check: str
+    is_ok: bool
+    words: str
+
+
 def _check(
-    configuration: Configuration, checks: list[dict[str, Any]] | None, *, no_environment: bool
+    configuration: Configuration, checks: list[Checked] | None, *, no_environment: bool
 ) -> int:
     """All checks, printed, or added to `checks`; the exit code of the first that failed."""
     from kclrun.config.rules import unused_settings
@@ -85,6 +94,7 @@ def _check(
 
 
 def _check_aws(configuration: Configuration, stage: Callable[[str, Stage], int]) -> int:
+    from kclrun.cli.destination_checks import check_letters, output_checks
     from kclrun.cli.services import Aws
 
     aws = Aws(configuration.settings)
@@ -100,9 +110,9 @@ def _check_aws(configuration: Configuration, stage: Callable[[str, Stage], int])
     if is_fleet:
         codes.append(stage("table", lambda: _table(aws)))
     if configuration.settings.on_error.then == "dead-letter":
-        codes.append(stage("letters", aws.check_letters))
+        codes.append(stage("letters", lambda: check_letters(aws)))
     if is_fleet:
-        codes += [stage(name, check_output) for name, check_output in aws.outputs]
+        codes += [stage(name, check_output) for name, check_output in output_checks(aws)]
     return next((code for code in codes if code), exit_codes.DRAINED)
 
 
@@ -117,12 +127,12 @@ def _stage(width: int, name: str, stage: Stage) -> int:
     return exit_codes.DRAINED
 
 
-def _noted(checks: list[dict[str, Any]], name: str, stage: Stage) -> int:
+def _noted(checks: list[Checked], name: str, stage: Stage) -> int:
     """As `_stage`, for JSON: the result is added to `checks`."""
     try:
-        checks.append({"check": name, "is_ok": True, "words": stage()})
+        checks.append(Checked(name, is_ok=True, words=stage()))
     except KclrunError as error:
-        checks.append({"check": name, "is_ok": False, "words": str(error)})
+        checks.append(Checked(name, is_ok=False, words=str(error)))
         return exit_codes.exit_code_of(error)
     return exit_codes.DRAINED
 
@@ -208,7 +218,7 @@ def _table(aws: Aws) -> str:
         opened = open_streams(aws)
     except ServiceError:  # the check of the streams reports it
         opened = {}
-    refuse_other_kind(aws, {key: each.summary.created_at for key, each in opened.items()})
+    refuse_other_kind(aws, {key: stream.summary.created_at for key, stream in opened.items()})
     pages = list(aws.table.scan())
     keys = [lease.key for page in pages for lease in page.leases]
     remarks = "".join(f"; {remark}" for remark in remarks_on_names(aws, opened, keys))

@@ -15,7 +15,7 @@ import os.path
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 import msgspec
@@ -235,7 +235,7 @@ class ConfigGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         named = _with_config_named(self, args, stops=self.commands)
-        _, _, end = _places(self, named, self.commands)
+        end = _divided(self, named, self.commands).end
         # Options before the subcommand are the subcommand's; those after it have precedence.
         return super().parse_args(ctx, [*named[end : end + 1], *named[:end], *named[end + 1 :]])
 
@@ -323,44 +323,52 @@ def _with_config_named(
     `stops` are the subcommands, which parse their own arguments. Raises: click.UsageError for two
     configurations.
     """
-    places, given, _ = _places(command, arguments, stops)
+    divided = _divided(command, arguments, stops)
     has_own = bool(stops) or any(isinstance(param, click.Argument) for param in command.params)
     files = [
         at
-        for at in places
+        for at in divided.positional
         if _is_configuration(arguments[at]) or (not has_own and _is_file(arguments[at]))
     ]
-    named = [*given, *(arguments[at] for at in files)]
+    named = [*divided.configs, *(arguments[at] for at in files)]
     if len(named) > 1 and not has_own:
         raise click.UsageError(f"Two configurations: {named[0]} and {named[1]}.")
-    if not files or given:
+    if not files or divided.configs:
         return list(arguments)
     first = files[0]
     return [*arguments[:first], "--config", *arguments[first:]]
 
 
-def _places(
+class _Arguments(NamedTuple):
+    """The indexes of the arguments that are neither options nor values of options, up to the first
+    subcommand; the configurations that `--config` names among them; and the index of that end."""
+
+    positional: list[int]
+    configs: list[str]
+    end: int
+
+
+def _divided(
     command: click.Command, arguments: Sequence[str], stops: Collection[str]
-) -> tuple[list[int], list[str], int]:
-    """The indexes of the arguments that are neither options nor values of options, up to one of
-    `stops`; the configurations that `--config` names among them; and the index of that end."""
+) -> _Arguments:
+    """The arguments up to one of `stops`."""
     takes_value = {*_CONFIG, _SET} | {
         name
         for param in command.params
         if isinstance(param, click.Option) and not (param.is_flag or param.count)
         for name in (*param.opts, getattr(param, "older", ""))
     }
-    places: list[int] = []
+    positional: list[int] = []
     configs: list[str] = []
     at = 0
     while at < len(arguments) and arguments[at] != "--" and arguments[at] not in stops:
         argument = arguments[at]
         name, equals, value = argument.partition("=")
         if not argument.startswith("-") or argument == "-":
-            places.append(at)
+            positional.append(at)
         elif name in _CONFIG:
             configs.append(value if equals else "".join(arguments[at + 1 : at + 2]))
         elif argument.startswith("-c"):
             configs.append(argument.removeprefix("-c"))
         at += 2 if name in takes_value and not equals else 1
-    return places, configs, at
+    return _Arguments(positional, configs, at)

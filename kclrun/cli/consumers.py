@@ -6,11 +6,11 @@ is billed by the hour, so removal is a verb of its own.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from kclrun.aws.fan_out import consumer_of, registered, require_active, require_room
 from kclrun.cli.config_options import (
@@ -23,6 +23,7 @@ from kclrun.cli.config_options import (
 )
 from kclrun.cli.messages import echo
 from kclrun.cli.one_by_one import OneByOne
+from kclrun.cli.reports import print_json, print_report
 from kclrun.config.changes import refuse_changes
 from kclrun.errors import NotFound
 
@@ -49,35 +50,47 @@ def list_consumers(config: ConfigChoice, *, as_json: bool) -> int:
     """Show every consumer of the application's streams; its own is marked."""
     aws, others = _aws(config), OneByOne("consumers")
     reads = aws.settings.fetch.mode == "fan-out"
-    plain: list[dict[str, Any]] = []
+    found: dict[str, list[RegisteredConsumer]] = {}
     for summary, of_stream in _streams(aws, others):
-        listed: list[tuple[Consumer, ...]] = []
         with others.going_on():
-            listed.append(of_stream.listed())
-        if not listed:
-            continue
-        (found,) = listed
-        own = own_consumer(aws, summary) if reads else None
-        plain += [
-            {
-                "stream": summary.name,
-                "name": each.name,
-                "status": each.status,
-                "arn": each.arn,
-                "created_at": each.created_at,
-                "is_own": each.name == own,
-            }
-            for each in found
-        ]
-        if as_json:
-            continue
-        echo(f"{summary.name}: {len(found)} registered consumers")
-        for each in found:
-            mark = "  (this application's)" if each.name == own else ""
-            echo(f"  {each.name:<32} {each.status:<8} {each.arn}{mark}")
-    if as_json:
-        echo(json.dumps(plain, indent=2))
+            listed = of_stream.listed()
+            own = own_consumer(aws, summary) if reads else None
+            found[summary.name] = [
+                RegisteredConsumer(
+                    stream=summary.name,
+                    name=consumer.name,
+                    status=consumer.status,
+                    arn=consumer.arn,
+                    created_at=consumer.created_at,
+                    is_own=consumer.name == own,
+                )
+                for consumer in listed
+            ]
+    print_report(found, _print_consumers, as_json=as_json, in_json=_print_in_json)
     return others.code
+
+
+class RegisteredConsumer(msgspec.Struct, frozen=True):
+    """A consumer of one of the application's streams."""
+
+    stream: str
+    name: str
+    status: str
+    arn: str
+    created_at: float
+    is_own: bool
+
+
+def _print_in_json(found: Mapping[str, Sequence[RegisteredConsumer]]) -> None:
+    print_json([consumer for of_stream in found.values() for consumer in of_stream])
+
+
+def _print_consumers(found: Mapping[str, Sequence[RegisteredConsumer]]) -> None:
+    for stream, consumers_of_it in found.items():
+        echo(f"{stream}: {len(consumers_of_it)} registered consumers")
+        for consumer in consumers_of_it:
+            mark = "  (this application's)" if consumer.is_own else ""
+            echo(f"  {consumer.name:<32} {consumer.status:<8} {consumer.arn}{mark}")
 
 
 @consumers.command()

@@ -5,12 +5,10 @@ It reads no settings and sends no request.
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from kclrun.cli import exit_codes
-from kclrun.cli.messages import echo
+from kclrun.cli.reports import print_json
 from kclrun.cli.times import DURATION
 from kclrun.config.units import Duration
 
@@ -30,7 +28,7 @@ def grafana() -> int:
     """Print a dashboard as JSON: Grafana, Dashboards, New, Import."""
     from kclrun.observe.grafana import dashboard
 
-    echo(json.dumps(dashboard(), indent=2))
+    print_json(dashboard())
     return exit_codes.DRAINED
 
 

@@ -7,14 +7,13 @@ table is read again. A row whose owner is alive is never written.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import click
 import msgspec
@@ -31,6 +30,7 @@ from kclrun.cli.config_options import (
 )
 from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.one_by_one import OneByOne
+from kclrun.cli.reports import print_json, print_report
 from kclrun.cli.services import Aws, OpenStream, fleet_aws, open_streams
 from kclrun.cli.tables import most_on_terminal
 from kclrun.cli.waiting import waiting_for
@@ -231,13 +231,17 @@ def _print(finding: Finding) -> None:
 
 def print_repaired(repaired: Sequence[Repaired]) -> None:
     """Print a line for each finding with a repair."""
-    for each in repaired:
-        total = len(each.finding.repair)
-        how = "repaired" if each.applied == total else f"{each.problem} ({each.applied} of {total})"
-        echo(f"{each.finding.kind.value} {_keys(each.finding.keys)}: {how}")
+    for repair in repaired:
+        total = len(repair.finding.repair)
+        how = (
+            "repaired"
+            if repair.applied == total
+            else f"{repair.problem} ({repair.applied} of {total})"
+        )
+        echo(f"{repair.finding.kind.value} {_keys(repair.finding.keys)}: {how}")
 
 
-def print_json(
+def print_in_json(
     examined: Examination,
     *,
     repaired: Sequence[Repaired] = (),
@@ -252,16 +256,16 @@ def print_json(
         "backup": None if backup is None else str(backup),
         "mended": [
             {
-                "kind": each.finding.kind.value,
-                "keys": each.finding.keys,
-                "is_mended": each.applied == len(each.finding.repair),
-                "problem": each.problem,
+                "kind": repair.finding.kind.value,
+                "keys": repair.finding.keys,
+                "is_mended": repair.applied == len(repair.finding.repair),
+                "problem": repair.problem,
             }
-            for each in repaired
+            for repair in repaired
         ],
         "left": None if after is None else [_plain(finding) for finding in after.findings],
     }
-    echo(json.dumps(plain, indent=2))
+    print_json(plain)
 
 
 def change_in_words(change: RepairingChange) -> str:
@@ -289,6 +293,8 @@ def change_in_words(change: RepairingChange) -> str:
             return f"let {display_name(key)} go: no owner, no hand-off, {where}"
         case writes.ResumeLease(key=key):
             return f"remove the halt of {display_name(key)}"
+        case _:
+            assert_never(change)
 
 
 def _plain(finding: Finding) -> dict[str, Any]:
@@ -444,13 +450,14 @@ def _refuse_unknown(accepted: Sequence[str]) -> None:
 
 
 def _print_examination(examined: Examination, *, as_json: bool) -> int:
-    if as_json:
-        print_json(examined)
-    else:
-        print_findings(examined)
-        if any(finding.repair for finding in examined.findings):
-            ends_with_plan(is_confirmed=False)
+    print_report(examined, _print_plan, as_json=as_json, in_json=print_in_json)
     return _code(examined)
+
+
+def _print_plan(examined: Examination) -> None:
+    print_findings(examined)
+    if any(finding.repair for finding in examined.findings):
+        ends_with_plan(is_confirmed=False)
 
 
 def _repaired(
@@ -472,10 +479,12 @@ def _repaired(
         print_repaired(repaired)
         echo("Looking again.")
     after = examine(aws, OneByOne("doctor"))
-    if as_json:
-        print_json(examined, repaired=repaired, backup=place, after=after)
-    else:
-        print_findings(after)
+    print_report(
+        after,
+        print_findings,
+        as_json=as_json,
+        in_json=lambda after: print_in_json(examined, repaired=repaired, backup=place, after=after),
+    )
     return _code(after)
 
 

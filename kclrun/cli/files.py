@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import click
+import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigGroup, config_options, json_option
 from kclrun.cli.messages import echo
+from kclrun.cli.reports import print_report
 from kclrun.config.outputs import named_outputs
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
@@ -51,49 +52,56 @@ def verify(folders: Sequence[Path], config: ConfigChoice, *, as_json: bool) -> i
         raise click.UsageError("Name folders or a configuration, not both.")
     now = WallTime(time.time())
     shards: defaultdict[str, list[RollFile]] = defaultdict(list)
-    named = {each.resolve() for each in folders or _rolled(config)}
-    for folder in sorted(each for each in named if named.isdisjoint(each.parents)):
+    named = {folder.resolve() for folder in folders or _rolled(config)}
+    for folder in sorted(path for path in named if named.isdisjoint(path.parents)):
         for shard, found in rolls_below(folder, now):
             shards[shard] += found
-    return (_print_json if as_json else _print_faults)(shards.values())
+    verified = _verified(shards.values())
+    print_report(verified, _print_faults, as_json=as_json)
+    return exit_codes.UNMET if verified.faults else exit_codes.DRAINED
 
 
-def _print_json(shards: Iterable[Sequence[RollFile]]) -> int:
-    every = list(shards)
-    faults = [
-        {
-            "kind": finding.kind,
-            "path": str(finding.path),
-            "words": finding.words,
-            "advice": ADVICE[finding.kind],
-        }
-        for found in every
-        for finding in findings_of(found)
-    ]
-    rolls = sum(map(count_rolls, every))
-    echo(json.dumps({"rolls": rolls, "shards": len(every), "faults": faults}, indent=2))
-    return exit_codes.UNMET if faults else exit_codes.DRAINED
+class Fault(msgspec.Struct, frozen=True):
+    """A file that is wrong, and what to do about it."""
+
+    kind: str
+    path: str
+    words: str
+    advice: str
 
 
-def _print_faults(shards: Iterable[Sequence[RollFile]]) -> int:
-    rolls = number = 0
+class Verified(msgspec.Struct, frozen=True):
+    """The files that were looked at, and every fault."""
+
+    rolls: int
+    shards: int
+    faults: tuple[Fault, ...]
+
+
+def _verified(shards: Collection[Sequence[RollFile]]) -> Verified:
+    faults = tuple(
+        Fault(finding.kind, str(finding.path), finding.words, ADVICE[finding.kind])
+        for rolls in shards
+        for finding in findings_of(rolls)
+    )
+    return Verified(sum(map(count_rolls, shards)), len(shards), faults)
+
+
+def _print_faults(verified: Verified) -> None:
     counts: Counter[str] = Counter()
-    for number, found in enumerate(shards, 1):  # noqa: B007 - the count of them
-        rolls += count_rolls(found)
-        for finding in findings_of(found):
-            if not counts[finding.kind]:
-                echo(f"{finding.kind}: {ADVICE[finding.kind]}")
-            counts[finding.kind] += 1
-            echo(f"  {finding.path}: {finding.words}")
-    said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    echo(f"{rolls} files of {number} shards: {said or 'nothing is wrong'}")
-    return exit_codes.UNMET if counts else exit_codes.DRAINED
+    for fault in verified.faults:
+        if not counts[fault.kind]:
+            echo(f"{fault.kind}: {fault.advice}")
+        counts[fault.kind] += 1
+        echo(f"  {fault.path}: {fault.words}")
+    found = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    echo(f"{verified.rolls} files of {verified.shards} shards: {found or 'nothing is wrong'}")
 
 
 def _rolled(config: ConfigChoice) -> list[Path]:
     """The folders of the outputs with rolled files. Raises: SettingsError if there is none."""
     settings = config.load_for("output", "outputs").settings
-    outputs = [each for _, each in named_outputs(settings)]
+    outputs = [output for _, output in named_outputs(settings)]
     found = [
         Path(output.path)
         for output in outputs

@@ -6,7 +6,6 @@ resources: the region as for `run`, the account from `--account` or from the set
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +13,7 @@ import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, RenamedOption, config_options
-from kclrun.cli.messages import echo
+from kclrun.cli.reports import print_json
 from kclrun.config.changes import refuse_changes
 from kclrun.config.rules import EMBEDDED
 from kclrun.config.schema import Settings
@@ -51,7 +50,7 @@ def iam(config: ConfigChoice, purpose: str, account: str | None) -> int:
         settings = config.load().settings
     if settings.aws.endpoint == EMBEDDED:
         raise SettingsError("aws.endpoint: embedded needs no permission; leave it out")
-    echo(json.dumps(_policy(purpose, settings, _site(settings, account)), indent=2))
+    print_json(_policy(purpose, settings, _site(settings, account)))
     return exit_codes.DRAINED
 
 

@@ -6,12 +6,11 @@ exit code is the answer, for a monitor that can only run a command.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 import msgspec
@@ -22,6 +21,7 @@ from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_option
 from kclrun.cli.leases.views import IF_NARROW, ON_TERMINAL, scan_leases
 from kclrun.cli.messages import echo
 from kclrun.cli.one_by_one import OneByOne
+from kclrun.cli.reports import print_report
 from kclrun.cli.tables import print_table
 from kclrun.cli.times import DURATION
 from kclrun.codec.kpl import drop_until, open_aggregates
@@ -40,8 +40,8 @@ from kclrun.operating.summaries import (
     Lag,
     LagSummary,
     duration_text,
-    lag_line,
-    line_of,
+    lag_summary,
+    lease_summary,
     on_one_line,
     soonest,
     waiting_for,
@@ -207,24 +207,37 @@ def further_behind(lines: Sequence[LagSummary], max_s: float) -> tuple[LagSummar
     return tuple(line for line in lines if line.behind_s is None or line.behind_s > max_s)
 
 
-def as_plain(
+class LagReport(msgspec.Struct, frozen=True):
+    """The lag of all shards: the totals, then every shard."""
+
+    application: str
+    stream: str
+    retention_s: float
+    behind_s_max: float | None
+    loss_in_s_min: float | None
+    unknown: int
+    shards: tuple[LagSummary, ...]
+
+
+def lag_report(
     lines: Sequence[LagSummary], *, application: str, stream: str, retention_s: float
-) -> dict[str, Any]:
-    """For JSON: the totals, then every shard."""
+) -> LagReport:
+    """The lag of these shards with its totals."""
     furthest, first_lost = worst(lines), soonest(lines)
-    return {
-        "application": application,
-        "stream": stream,
-        "retention_s": retention_s,
-        "behind_s_max": None if furthest is None else furthest.behind_s,
-        "loss_in_s_min": None if first_lost is None else first_lost.loss_in_s,
-        "unknown": sum(line.behind_s is None for line in lines),
-        "shards": [msgspec.to_builtins(line) for line in lines],
-    }
+    return LagReport(
+        application=application,
+        stream=stream,
+        retention_s=retention_s,
+        behind_s_max=None if furthest is None else furthest.behind_s,
+        loss_in_s_min=None if first_lost is None else first_lost.loss_in_s,
+        unknown=sum(line.behind_s is None for line in lines),
+        shards=tuple(lines),
+    )
 
 
-def print_lag(lines: Sequence[LagSummary], *, retention_s: float) -> None:
+def print_lag(report: LagReport) -> None:
     """Print the table, and a summary as the last line."""
+    lines = report.shards
     titles = ["shard", "state", "owner", "checkpoint", "behind", "loss in", "note"]
     rows = [
         [
@@ -242,7 +255,7 @@ def print_lag(lines: Sequence[LagSummary], *, retention_s: float) -> None:
         titles, rows = titles[:-1], [row[:-1] for row in rows]
     print_table(titles, rows, on_terminal=ON_TERMINAL, if_narrow=IF_NARROW)
     echo("")
-    echo(_summary(lines, retention_s))
+    echo(_summary(lines, report.retention_s))
 
 
 def _summary(lines: Sequence[LagSummary], retention_s: float) -> str:
@@ -308,21 +321,16 @@ def lag(config: ConfigChoice, *, as_json: bool, max_behind: Duration | None) -> 
     lines: tuple[LagSummary, ...] = ()
     for key, stream in streams.items():
         with others.going_on():
-            lines += lag_lines(key, stream, leases.values())
+            lines += lag_summaries(key, stream, leases.values())
     if not lines and others.code:
         return others.code
-    retention_s = min(_retention_s(stream) for stream in streams.values())
-    if as_json:
-        settings = aws.settings
-        plain = as_plain(
-            lines,
-            application=settings.application,
-            stream=settings.stream_names,
-            retention_s=retention_s,
-        )
-        echo(json.dumps(plain, indent=2))
-    else:
-        print_lag(lines, retention_s=retention_s)
+    report = lag_report(
+        lines,
+        application=aws.settings.application,
+        stream=aws.settings.stream_names,
+        retention_s=min(_retention_s(stream) for stream in streams.values()),
+    )
+    print_report(report, print_lag, as_json=as_json)
     judged = exit_codes.DRAINED if max_behind is None else _judged(lines, max_behind)
     return others.code or judged
 
@@ -352,7 +360,7 @@ def _retention_s(stream: OpenStream) -> float:
     return stream.summary.retention_hours * 3_600.0
 
 
-def lag_lines(
+def lag_summaries(
     key: StreamKey, stream: OpenStream, every: Collection[Lease]
 ) -> tuple[LagSummary, ...]:
     """Measure every shard of a stream with records left to read, in the order of their ids.
@@ -384,10 +392,10 @@ def _of_lease(
     leases: Mapping[str, Lease],
     start_at: WallTime | None,
 ) -> LagSummary:
-    line = line_of(lease, WallTime(time.time()))
+    line = lease_summary(lease, WallTime(time.time()))
     parents = [display_name(parent) for parent in waiting_for(lease, leases)]
     waits = f"waits for {' and '.join(parents)}" if parents else ""
-    return lag_line(
+    return lag_summary(
         shard=line.shard,
         state=line.state,
         owner="" if line.state == "offered" else line.owner,
@@ -400,7 +408,7 @@ def _of_lease(
 
 def _of_unleased(stream: OpenStream, shard: Unleased) -> LagSummary:
     at_tip = Lag(0.0, note="it would begin at the tip")
-    return lag_line(
+    return lag_summary(
         shard=shard.shard_id,
         state="no lease",
         owner="",

@@ -10,7 +10,8 @@ import click
 
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, optional_config_options
 from kclrun.cli.terminal import stop_signals
-from kclrun.config.schema import SHARDS_MAX, AwsSettings
+from kclrun.config.embedded import SHARDS_MAX
+from kclrun.config.schema import AwsSettings
 from kclrun.model.stream import LOOPBACK_REGION
 
 # The service's rule for names.

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import click
 import msgspec
@@ -24,7 +24,7 @@ from kclrun.cli.messages import echo
 from kclrun.cli.waiting import waiting_for
 from kclrun.codec.record_sizes import RecordLimit
 from kclrun.config.changes import refuse_changes
-from kclrun.config.schema import SHARDS_MAX
+from kclrun.config.embedded import SHARDS_MAX
 from kclrun.errors import LimitExceeded, ServiceError, SettingsError
 from kclrun.model.quotas import RECORD_BYTES_LARGEST
 from kclrun.model.record import PutEntry
@@ -65,14 +65,20 @@ def entries(source: BinaryIO, kind: str, key: str | None, limit: RecordLimit) ->
         yield entry
 
 
-Row = tuple[int, bytes, str | None]
+class Row(NamedTuple):
+    """A row of a file: the number of its line, the data of its record, and the partition key that
+    its column or field names."""
+
+    line: int
+    data: bytes
+    key: str | None
 
 
 def _text_rows(source: BinaryIO, key: str | None) -> Iterator[Row]:
     if key is not None:
         raise SettingsError("--key names a column or field, and text has none: --format csv|jsonl")
     for number, line in _lines(source):
-        yield number, line, None
+        yield Row(number, line, None)
 
 
 def _json_rows(source: BinaryIO, key: str | None) -> Iterator[Row]:
@@ -82,7 +88,7 @@ def _json_rows(source: BinaryIO, key: str | None) -> Iterator[Row]:
             fields = decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise SettingsError(f"line {number}: not a JSON object") from None
-        yield number, line, None if key is None else _key_of(fields, key, number)
+        yield Row(number, line, None if key is None else _key_of(fields, key, number))
 
 
 def _csv_rows(source: BinaryIO, key: str | None) -> Iterator[Row]:
@@ -101,7 +107,8 @@ def _csv_rows(source: BinaryIO, key: str | None) -> Iterator[Row]:
             if None in row or None in row.values():
                 raise SettingsError(f"line {reader.line_num}: not as many columns as the header")
             data = msgspec.json.encode(row)
-            yield reader.line_num, data, None if key is None else _key_of(row, key, reader.line_num)
+            named_key = None if key is None else _key_of(row, key, reader.line_num)
+            yield Row(reader.line_num, data, named_key)
     except csv.Error as error:  # in words of Python, which quote nothing of the line
         line = reader.reader.line_num
         raise SettingsError(f"line {line}: not readable as CSV: {error}") from None

@@ -7,13 +7,11 @@ first needed. `open_streams` finds and describes the streams, and advises on a m
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -31,17 +29,14 @@ from kclrun.aws.wire import WireClient
 from kclrun.cli.config_options import ConfigChoice
 from kclrun.cli.waiting import waiting_for
 from kclrun.config.kcl import kcl_application
-from kclrun.config.outputs import output_places
 from kclrun.config.rules import refuse_embedded
 from kclrun.config.schema import Settings, StreamSettings, stream_name
-from kclrun.config.state import state_place
 from kclrun.config.tables import named_tables
-from kclrun.destinations import open_letters, open_output, open_versions
+from kclrun.destinations import open_letters
 from kclrun.leases.auditing import why_another_stream
 from kclrun.leases.stream_rows import key_in_table, near_misses
 from kclrun.model import statuses
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.output import OutputDestination, RowsOf, setting_of
 from kclrun.model.record import Measurement
 from kclrun.model.shard import Shard
 from kclrun.model.stream import (
@@ -49,38 +44,22 @@ from kclrun.model.stream import (
     StreamKey,
     display_name,
     is_change_stream,
-    is_loopback_host,
     region_of,
     stream_key,
     stream_name_of,
     stream_of,
 )
 from kclrun.model.table import of_another_region
-from kclrun.model.time import WallTime
+from kclrun.model.time import WallTime, utc_text
 from kclrun.model.wire import WireEndpoint
 from kclrun.observe.emf import EmfOutlet
 from kclrun.observe.logs import LineSink
-from kclrun.outputs.rolled_files import open_rolled_files
 from kclrun.ports import LetterStore, MetricOutlet, ShardReader, StreamAdmin, StreamSummary
 
 if TYPE_CHECKING:
     from kclrun.aws.outputs.story_objects import StoryObjects
 
 _STDERR: Final = 2
-# For tests of a destination: no rows are sent.
-_NO_ROWS: Final = RowsOf(
-    application="check",
-    stream="check",
-    stream_created_at=WallTime(0.0),
-    shard_id="check",
-    generation=0,
-    token=0,
-)
-
-# By the first part of a URL.
-_PORTS: Final = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306}
-_PROBE_S: Final = 1.0
-
 T = TypeVar("T")
 
 
@@ -88,51 +67,6 @@ class Patiently(Protocol):
     """Performs a call, given what it waits for in words."""
 
     def __call__(self, call: Callable[[], T], what: str) -> T: ...
-
-
-class Checkable(Protocol):
-    """A destination or a store, as far as `kclrun check` needs it."""
-
-    def check(self) -> str: ...
-
-    def close(self) -> None: ...
-
-
-def _checked(named: str, open_it: Callable[[], Checkable]) -> str:
-    """The destination in words. Raises: SettingsError if it is missing or does not fit;
-    AccessDenied, Throttled, Unavailable (without an operation if it is not of AWS); each with the
-    name of the setting."""
-    try:
-        with closing(open_it()) as opened:
-            return opened.check()
-    except errors.ConfigError as error:
-        # Some name what is inside of the setting: `output.table: …`.
-        message = str(error) if str(error).startswith(f"{named}.") else f"{named}: {error}"
-        raise errors.SettingsError(message) from None
-    except (errors.NotFound, errors.InvalidRequest) as error:
-        raise errors.SettingsError(
-            f"{named}: {error}\n"
-            "Create it, or correct its name in the settings: it is looked for in aws.region"
-        ) from None
-    except errors.ServiceError as error:
-        raise error.reworded(f"{named}: {error}") from None
-    except errors.SinkError as error:
-        raise errors.Unavailable(f"{named}: {error}") from None
-
-
-def refusing_address(url: str) -> str | None:
-    """The address on this machine that a database's URL names, if nothing listens there."""
-    parts = urlsplit(url)
-    host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme.partition("+")[0])
-    if host is None or port is None or not is_loopback_host(host):
-        return None
-    try:
-        socket.create_connection((host, port), timeout=_PROBE_S).close()
-    except ConnectionRefusedError:
-        return f"{host}:{port}"
-    except OSError:
-        return None
-    return None
 
 
 def _refuse_other_region(settings: Settings, region: str, of_tables: str) -> None:
@@ -240,40 +174,6 @@ class Aws:
         """The place of `on_error.dead_letter`; sends nothing. `read_max`: see `LetterStream`."""
         place = self.settings.letter_place
         return open_letters(place, self.kinesis, self.credentials.current, read_max=read_max)
-
-    def check_letters(self) -> str:
-        """The place of the letters in words, as `_checked`."""
-        return _checked("on_error.dead_letter", self.letters)
-
-    @property
-    def outputs(self) -> tuple[tuple[str, Callable[[], str]], ...]:
-        """The store of the state, and the outputs of the fleet that are destinations of their own,
-        each by its setting, with a test of it."""
-        places = tuple(
-            (setting_of(place.name), partial(self._check_output, place))
-            for place in output_places(self.settings, ONLY_STREAM)
-        )
-        state = state_place(self.settings)
-        if state is None:
-            return places
-        store = partial(open_versions, state, "check", self.kinesis, self.credentials.current)
-        return (("state", partial(_checked, "state", store)), *places)
-
-    def _check_output(self, place: OutputDestination) -> str:
-        """The destination in words, as `_checked`."""
-        opening: Callable[[], Checkable] = partial(
-            open_output, place, _NO_ROWS, self.kinesis, self.credentials.current
-        )
-        if place.grows:
-            opening = partial(open_rolled_files, place, _NO_ROWS)  # only its folder is looked at
-        try:
-            return _checked(setting_of(place.name), opening)
-        except errors.Unavailable as error:
-            if place.sql is None or (address := refusing_address(place.sql)) is None:
-                raise
-            # As an endpoint of AWS on this machine: a start does not wait for it.
-            words = f"{error}\nnothing listens at {address}"
-            raise error.reworded(words, errors.NothingListens) from None
 
     @property
     def metrics(self) -> MetricOutlet[Measurement] | None:
@@ -497,14 +397,9 @@ def refuse_expired(summary: StreamSummary, at: WallTime | None, now: WallTime, o
     if at is not None and at < kept_from:
         raise errors.SettingsError(
             f"{option}: {summary.name} keeps records for {summary.retention_hours} h, and was"
-            f" created at {utc(summary.created_at)}\nTo read all that it has: {option} TRIM_HORIZON"
+            f" created at {utc_text(summary.created_at, 'milliseconds')}\n"
+            f"To read all that it has: {option} TRIM_HORIZON"
         )
-
-
-def utc(at: float) -> str:
-    """An instant for people, to the millisecond."""
-    whole, fraction = divmod(round(at * 1000), 1000)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{fraction:03d}Z"
 
 
 def refuse_other_kind(aws: Aws, created: Mapping[StreamKey, WallTime]) -> None:

@@ -7,6 +7,7 @@ over a simulated table and stream, and the guarantees I1 to I8 and I11 are check
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ import msgspec
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import FiniteRange, RenamedOption
 from kclrun.cli.messages import echo
+from kclrun.cli.reports import print_report
 from kclrun.cli.times import DURATION
 from kclrun.config.units import Duration
 
@@ -172,11 +174,7 @@ def simulate(
     figures = run_what_if(asked, _replay(asked))
     if plot is not None:
         _plot(figures, asked, plot)
-    if as_json:
-        answer = {"asked": msgspec.to_builtins(asked), **msgspec.to_builtins(figures)}
-        echo(json.dumps(answer))
-    else:
-        _print(figures)
+    print_report(figures, _print, as_json=as_json, in_json=partial(_print_in_json, asked))
     return exit_codes.DRAINED
 
 
@@ -268,6 +266,11 @@ def _replay(asked: WhatIf, *, is_brief: bool = False) -> str:
         if value is not None and not (is_brief and value == default)
     ]
     return " ".join(["kclrun simulate", *said])
+
+
+def _print_in_json(asked: WhatIf, figures: Figures) -> None:
+    """On one line."""
+    echo(json.dumps({"asked": msgspec.to_builtins(asked), **msgspec.to_builtins(figures)}))
 
 
 def _print(figures: Figures) -> None:

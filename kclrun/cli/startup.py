@@ -13,6 +13,7 @@ from typing import TypeVar
 from kclrun.aws import patience
 from kclrun.aws.table_setup import TableReport, ensure_table
 from kclrun.cli.consumers import active_consumer
+from kclrun.cli.destination_checks import check_letters, output_checks
 from kclrun.cli.services import (
     Aws,
     OpenStream,
@@ -58,8 +59,11 @@ def open_world(settings: Settings) -> FleetServices:
     created = {key: stream.summary.created_at for key, stream in opened.items()}
     patient(lambda: refuse_other_kind(aws, created), aws.called_table)
     if settings.on_error.then == "dead-letter":
-        patient(aws.check_letters, "on_error.dead_letter, to see whether it can be written to")
-    for name, check in aws.outputs:
+        patient(
+            partial(check_letters, aws),
+            "on_error.dead_letter, to see whether it can be written to",
+        )
+    for name, check in output_checks(aws):
         patient(check, f"{name}, to see whether it can be written to")
     consumers: Mapping[StreamKey, str] = {}
     if settings.fetch.mode == "fan-out":

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,12 +24,12 @@ from kclrun.cli.config_options import (
     yes_option,
 )
 from kclrun.cli.messages import echo
+from kclrun.cli.reports import json_line, print_json_lines, print_report
 from kclrun.cli.stored_state import StoredState, read_state, with_stores
 from kclrun.cli.times import GivenTime, TimeType, time_option
 from kclrun.errors import SettingsError
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.stream import display_name, shard_id_of
-from kclrun.model.text import escaped_in_json
 from kclrun.state.timers import is_reserved
 
 if TYPE_CHECKING:
@@ -58,18 +58,20 @@ def show(config: ConfigChoice, *, as_json: bool) -> int:
     Every version is read: the stored bytes are those of the chain.
     """
     found, code = _leases(config)
-    for row, store in found:
-        kept, _ = read_state(row, store)
-        if as_json:
-            echo(escaped_in_json(msgspec.json.encode(kept).decode()))
-        elif kept.wrong:
+    states = (read_state(row, store)[0] for row, store in found)
+    print_report(states, _print_states, as_json=as_json, in_json=print_json_lines)
+    return code
+
+
+def _print_states(found: Iterable[StoredState]) -> None:
+    for kept in found:
+        if kept.wrong:
             echo(f"{kept.shard:<24} {kept.wrong}")
         else:
             echo(
                 f"{kept.shard:<24} {kept.version:<28} {kept.keys:>9} keys {kept.timers:>7} timers"
                 f" {kept.size_bytes:>11} B in {kept.versions} versions"
             )
-    return code
 
 
 @state.command()
@@ -83,15 +85,15 @@ def verify(config: ConfigChoice, *, as_json: bool) -> int:
     """
     leases, unread = _leases(config)
     found = [read_state(row, store)[0] for row, store in leases]
-    wrong = [each for each in found if each.wrong]
-    if as_json:
-        for each in found:
-            echo(escaped_in_json(msgspec.json.encode(each).decode()))
-        return exit_codes.UNMET if wrong else unread
-    for each in wrong:
-        echo(f"{each.shard}: {each.wrong}", err=True)
+    print_report(found, _print_wrong, as_json=as_json, in_json=print_json_lines)
+    return exit_codes.UNMET if any(kept.wrong for kept in found) else unread
+
+
+def _print_wrong(found: Sequence[StoredState]) -> None:
+    wrong = [kept for kept in found if kept.wrong]
+    for kept in wrong:
+        echo(f"{kept.shard}: {kept.wrong}", err=True)
     echo(f"{len(found) - len(wrong)} of {len(found)} shards have their state")
-    return exit_codes.UNMET if wrong else unread
 
 
 @state.command()
@@ -217,8 +219,7 @@ def _line(kept: StoredState, key: str, values: Mapping[str, bytes]) -> bytes:
     decoded = {name: msgspec.msgpack.decode(value) for name, value in values.items()}
     of = {"shard": kept.shard, "checkpoint": kept.checkpoint, "key": key, "values": decoded}
     # Of what msgpack has, JSON lacks an extension type of the user's own: its text.
-    encoded = msgspec.json.encode(of, enc_hook=str).decode()
-    return f"{escaped_in_json(encoded)}\n".encode()
+    return f"{json_line(of, enc_hook=str)}\n".encode()
 
 
 def _leases(config: ConfigChoice) -> tuple[Iterator[tuple[Lease, VersionStore]], int]:

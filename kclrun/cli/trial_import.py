@@ -126,17 +126,19 @@ def _written(data: bytes) -> int:
     return fd
 
 
-class _Output(msgspec.Struct):
+class _ChildOutput(msgspec.Struct):
     """`answer` is empty until it is complete."""
 
     answer: bytes = b""
     said: bytes = b""
 
 
-def _read(process: subprocess.Popen[bytes], answer_fd: int, pidfd: int, deadline: float) -> _Output:
+def _read(
+    process: subprocess.Popen[bytes], answer_fd: int, pidfd: int, deadline: float
+) -> _ChildOutput:
     """What the process writes until its answer is complete, it ends, or the time is over."""
     assert process.stderr is not None
-    output, begun = _Output(), b""
+    output, begun = _ChildOutput(), b""
     with selectors.DefaultSelector() as selector:
         for fd in (answer_fd, process.stderr.fileno(), pidfd):
             selector.register(fd, selectors.EVENT_READ)

@@ -77,7 +77,7 @@ def settings_from(
     SettingsError."""
     refuse_secrets(tree)
     problems: list[Problem] = list(missing_stream(tree))
-    left = _Left(used)
+    left = _UnusedValues(used)
     settings = settle(Settings, _expanded(tree, environment, left), problems, _STAND_INS)
     problems = left.others(problems)
     # Rules between settings are checked once each setting fits its type.
@@ -98,7 +98,7 @@ _COMMON: Final = frozenset(
 _OF_A_RUN: Final = frozenset({"options", "sql", "conf"})
 
 
-class _Left:
+class _UnusedValues:
     """The values that are not used, and whose variable or secret is missing: they are left as they
     are in the file, and no rule judges their section."""
 
@@ -126,7 +126,7 @@ def _section(path: yaml_reader.Path) -> yaml_reader.Path:
     return path[: {"outputs": 2, "streams": 3}.get(str(path[0]), 1)] if path else path
 
 
-def _expanded(tree: dict[str, Any], environment: Mapping[str, str], left: _Left) -> Any:
+def _expanded(tree: dict[str, Any], environment: Mapping[str, str], left: _UnusedValues) -> Any:
     """Secrets are files of one folder: that of systemd's credentials, or that of containers."""
     named = environment.get("KCLRUN_SECRETS") or environment.get("CREDENTIALS_DIRECTORY")
     folder = Path(named or _SECRETS)

@@ -52,7 +52,7 @@ _PLAIN: Final = OutputSettings()
 def output_places(settings: Settings, stream: StreamKey) -> tuple[OutputDestination, ...]:
     """Every output of the fleet, in the order of the settings, `output` first: resolved for the
     leases of this stream. Each of several streams has a folder of its own: shard ids repeat."""
-    return tuple(_place(settings, stream, name, each) for name, each in named_outputs(settings))
+    return tuple(_place(settings, stream, name, output) for name, output in named_outputs(settings))
 
 
 def output_rules(settings: Settings) -> Iterator[Problem]:
@@ -135,7 +135,7 @@ def schema_rule(at: Path, output: OutputSettings) -> Iterator[Problem]:
 def named_outputs(settings: Settings) -> list[tuple[str, OutputSettings]]:
     """Every output by its name, in the order of the settings, `output` first."""
     main = [] if settings.output is None else [(MAIN_OUTPUT, settings.output)]
-    return [*main, *((name, each) for name, each in settings.outputs.items())]
+    return [*main, *((name, output) for name, output in settings.outputs.items())]
 
 
 def _at(name: str) -> tuple[str, ...]:
@@ -217,7 +217,7 @@ def _place(
     is_service = destination not in {"path", "sql"}
     return OutputDestination(
         name=name,
-        **{each: getattr(output, each) for each in _DESTINATIONS if each != "path"},
+        **{setting: getattr(output, setting) for setting in _DESTINATIONS if setting != "path"},
         path=path,
         format=output.format or "json",
         roll_s=0.0 if roll is None else float(roll.every),

@@ -17,6 +17,7 @@ import msgspec
 from kclrun.config.changes import change_rules
 from kclrun.config.convert import Problem
 from kclrun.config.destinations import OutputSettings
+from kclrun.config.embedded import EmbeddedSettings
 from kclrun.config.log import log_rules
 from kclrun.config.observing import ObserveSettings
 from kclrun.config.outputs import (
@@ -28,7 +29,6 @@ from kclrun.config.outputs import (
     unused_output_settings,
 )
 from kclrun.config.schema import (
-    EmbeddedSettings,
     Settings,
     StartAtLeases,
     StreamErrorSettings,
@@ -154,7 +154,7 @@ def kclpy_rules(settings: Settings) -> Iterator[Problem]:
     """Such a processor checkpoints by itself and may hold records back until it does. If a runtime
     checkpointed beside it, a crash would lose those records."""
     named = (settings.processor, *(stream.processor for stream in settings.streams))
-    if not any(each is not None and each.startswith(_KCLPY) for each in named):
+    if not any(processor is not None and processor.startswith(_KCLPY) for processor in named):
         return
     if settings.engine == "spark":
         yield Problem(
@@ -292,7 +292,7 @@ _SENT_BYTES_MAX: Final = 48 * 1024
 
 def _sent_at_each_start(settings: Settings) -> Iterator[Problem]:
     """The options and the columns of the outputs, which may be large."""
-    schemas = [each.schema or "" for _, each in named_outputs(settings)]
+    schemas = [output.schema or "" for _, output in named_outputs(settings)]
     columns_bytes = len("".join(schemas).encode(errors="replace"))
     for index, source in enumerate(settings.sources):
         path = ("streams", index, "options") if settings.streams else ("options",)
@@ -469,7 +469,7 @@ def relation_rules(settings: Settings) -> Iterator[Problem]:
 
 def _starts(settings: Settings, now: WallTime) -> Iterator[Problem]:
     starts: dict[tuple[str | int, ...], object] = {("start",): settings.start}
-    starts |= {("streams", at, "start"): each.start for at, each in enumerate(settings.streams)}
+    starts |= {("streams", at, "start"): stream.start for at, stream in enumerate(settings.streams)}
     for path, start in starts.items():
         if isinstance(start, str):
             try:
@@ -516,7 +516,8 @@ def _addresses(settings: Settings) -> Iterator[Problem]:
 def _folders(settings: Settings) -> Iterator[Problem]:
     """Texts that no file system takes as a path. An empty one would be the current folder."""
     folders: dict[tuple[str, ...], str | None] = {
-        (*setting_of(name).split("."), "path"): each.path for name, each in named_outputs(settings)
+        (*setting_of(name).split("."), "path"): output.path
+        for name, output in named_outputs(settings)
     }
     folders["on_error", "dead_letter", "path"] = settings.on_error.dead_letter.path
     if settings.state is not None:

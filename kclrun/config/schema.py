@@ -7,11 +7,12 @@ shows it. Units are in the types: Duration is seconds, ByteSize bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from kclrun.config.destinations import DeadLetterSettings, OutputSettings, SparkOptions
+from kclrun.config.embedded import EmbeddedSettings
 from kclrun.config.names import (
     ApplicationName,
     ConsumerName,
@@ -31,48 +32,6 @@ from kclrun.errors import SettingsError
 from kclrun.model.letter import LetterDestination
 from kclrun.model.policies import Then
 from kclrun.model.stream import arn_difference, is_change_stream, table_of
-
-# Ours, of a stream that kclrun makes on an emulator: the quota of an account is the service's.
-SHARDS_MAX: Final = 500
-
-
-class FillSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The data that is put into an embedded stream while the application runs."""
-
-    source: Annotated[FunctionRef, documented("module:function that yields (key, data) pairs")]
-    aggregate: Annotated[
-        float, documented("share of the records sent inside KPL aggregates", ge=0, le=1)
-    ] = 0.0
-    rate: Annotated[
-        int | None, documented("records a second; as fast as it goes if left out", ge=1)
-    ] = None
-
-
-class ReshardSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One split or merge of an embedded stream during the fill."""
-
-    after: Annotated[float, documented("share of the fill after which it happens", ge=0, le=1)]
-    split: Annotated[
-        int | None, documented("index, among the open shards, of the one to split")
-    ] = None
-    merge: Annotated[
-        int | None, documented("index, among the open shards, of the one to merge with the next")
-    ] = None
-
-
-class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the embedded AWS."""
-
-    shards: Annotated[
-        int, documented("shards of each stream that is created", ge=1, le=SHARDS_MAX)
-    ] = 1
-    limits: Annotated[bool, documented("enforce the per-shard limits of the service")] = False
-    fill: Annotated[
-        FillSettings | None, documented("records to put into the (first) stream meanwhile")
-    ] = None
-    reshard: Annotated[
-        tuple[ReshardSettings, ...], documented("splits and merges during the fill")
-    ] = ()
 
 
 class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -582,7 +541,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """`on_error` for one of `sources`. It has the application's place of letters: a stream
         keeps letters only if the application does, which a replay may not."""
         stated = msgspec.structs.asdict(stream.on_error)
-        own = {name: each for name, each in stated.items() if each is not None}
+        own = {name: value for name, value in stated.items() if value is not None}
         if self.on_error.then != "dead-letter" and stream.on_error.then == "dead-letter":
             del own["then"]
         return msgspec.structs.replace(self.on_error, **own)

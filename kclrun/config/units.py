@@ -111,7 +111,7 @@ def parse_start(
     for sentinel in sentinels:
         if text == sentinel.sequence_number:
             return StartPosition(sentinel)
-    names = ", ".join(each.sequence_number for each in sentinels)
+    names = ", ".join(sentinel.sequence_number for sentinel in sentinels)
     expected = f"{names}{' or ' if names else ''}an instant such as 2026-03-01T06:00:00Z"
     try:
         # The value is not quoted: it may come from the environment, or be a secret.

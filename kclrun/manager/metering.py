@@ -29,7 +29,7 @@ from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.subscribing import SILENCE_MAX_S
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.endpoint import Answer, HttpEndpoint, Query
-from kclrun.observe.health import HealthLimits, Verdict, health_body, judge
+from kclrun.observe.health import HealthLimits, HealthVerdict, health_body, judge
 from kclrun.observe.logs import EventLog, clean_text
 from kclrun.observe.members import PATH, LastErrors, detail_of
 from kclrun.observe.metrics import FLEET_EVERY_S, LEASE_EVERY_S, MetricWindow
@@ -133,7 +133,7 @@ class Announcer:
         self._is_withheld = False
         self._is_reached = True
 
-    def look(self, verdict: Verdict, leases: int) -> None:
+    def look(self, verdict: HealthVerdict, leases: int) -> None:
         """Send the notifications that follow from this verdict; `leases` is the number held."""
         words = {}
         status = _status(verdict, leases)
@@ -173,7 +173,7 @@ class Announcer:
         self._is_reached = True
         return True
 
-    def _note_withheld(self, verdict: Verdict) -> None:
+    def _note_withheld(self, verdict: HealthVerdict) -> None:
         """Logged once, so that the log shows why the watchdog acted."""
         is_withheld = not verdict.is_healthy
         if is_withheld and not self._is_withheld:
@@ -202,7 +202,7 @@ def open_announcer(environment: Mapping[str, str], log: EventLog) -> Announcer |
     return Announcer(socket, log)
 
 
-def _status(verdict: Verdict, leases: int) -> str:
+def _status(verdict: HealthVerdict, leases: int) -> str:
     counted = f"{verdict.status}, {leases} {'lease' if leases == 1 else 'leases'}"
     because = f": {verdict.reasons[0].text}" if verdict.reasons else ""
     # Cleaned: the text of an exception in a reason may contain line breaks.
@@ -239,7 +239,7 @@ class HealthBoard:
         """Publish a sample taken `now`."""
         self._shown = (sample, now)
 
-    def look(self) -> tuple[ManagerSample | None, Verdict]:
+    def look(self) -> tuple[ManagerSample | None, HealthVerdict]:
         """From any thread."""
         sample, instant = self._shown
         return sample, judge(sample, age_s=self._clock() - instant, limits=self._limits)

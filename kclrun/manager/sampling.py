@@ -26,7 +26,7 @@ from kclrun.manager.unread import UNREAD_S, unread_note, unread_s
 from kclrun.model.lease import OFFERED, LeaseKey, OwnerId
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.metrics import FLEET_EVERY_S
-from kclrun.observe.sample import LeaseSample, ManagerSample, Outage, ShardReport
+from kclrun.observe.sample import LeaseSample, ManagerSample, OutageSample, ShardReport
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.traffic.hot_keys import ShardHeat
 from kclrun.traffic.hot_shards import Change, HotShards
@@ -415,9 +415,11 @@ class Sampler:
             progress.instant = max(progress.instant, progressed_instant(status))
         return max(0.0, now - progress.instant)
 
-    def _outages(self, now: Instant) -> tuple[Outage, ...]:
+    def _outages(self, now: Instant) -> tuple[OutageSample, ...]:
         return tuple(
-            Outage(operation, code, max(0.0, now - since), is_vital=operation not in _NOT_VITAL)
+            OutageSample(
+                operation, code, max(0.0, now - since), is_vital=operation not in _NOT_VITAL
+            )
             for operation, (since, code) in self._manager.service_calls.outages.items()
         )
 

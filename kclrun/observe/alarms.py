@@ -30,7 +30,7 @@ class WatchedMetric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     statistic: str
 
 
-class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CloudWatchAlarm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An alarm of CloudWatch, over periods of a minute: all of the last `minutes` break the limit.
     `expression` combines the metrics."""
 
@@ -53,7 +53,7 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     action: str
     expr: str
     minutes: int
-    watch: Watch | None = None
+    watch: CloudWatchAlarm | None = None
     is_urgent: bool = False
 
 

@@ -37,7 +37,7 @@ class EmfOutlet:
     def put(self, batch: Sequence[Measurement]) -> None:
         """Raises: Unavailable if the log took no line; OutcomeUnknown if it took some of them: a
         repetition would count their values twice."""
-        lines = [line for each in batch for line in _lines(each, self._namespace)]
+        lines = [line for measurement in batch for line in _lines(measurement, self._namespace)]
         for number, line in enumerate(lines):
             if not self._write(line):
                 kind = OutcomeUnknown if number else Unavailable

@@ -46,7 +46,7 @@ _FIELDS_MAX: Final = 8
 _FORM: Final = "application/x-www-form-urlencoded"
 
 
-class _Refused(Exception):
+class _RequestRefused(Exception):
     """A request whose response is only `answer`."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -141,9 +141,9 @@ class Feed:
         self._drop(tuple(gone))
 
     def _drop(self, gone: tuple[socket.socket, ...]) -> None:
-        for each in gone:
-            self._listeners.remove(each)
-            each.close()
+        for listener in gone:
+            self._listeners.remove(listener)
+            listener.close()
 
 
 class HttpEndpoint:
@@ -230,89 +230,95 @@ class HttpEndpoint:
         """A request up to its empty line: what follows, or the answer that refuses it."""
         method = "GET"
         try:
-            asked = _parsed(head)
-            method = asked.method
+            request = _parsed(head)
+            method = request.method
             body_bytes = 0
             if method == "POST":
-                self._require_own_form(asked)
-                body_bytes = _form_bytes(asked)
-        except _Refused as refused:
+                self._require_own_form(request)
+                body_bytes = _form_bytes(request)
+        except _RequestRefused as refused:
             return self._rendered(refused.answer, method)
-        return Begun(body_bytes, partial(self._answered, asked), is_probe=asked.path == _PROBE)
+        return Begun(body_bytes, partial(self._answered, request), is_probe=request.path == _PROBE)
 
-    def _answered(self, asked: _Asked, body: bytes, connection: socket.socket) -> bytes | None:
+    def _answered(
+        self, request: _HttpRequest, body: bytes, connection: socket.socket
+    ) -> bytes | None:
         """The answer; None if a feed has taken the connection."""
         try:
-            if asked.method == "GET" and asked.path in self._feeds:
-                self._require_ours(asked)
+            if request.method == "GET" and request.path in self._feeds:
+                self._require_ours(request)
                 head = _head_of(_FEED_HEAD, self._fields, length="")
-                if self._feeds[asked.path].take(connection, head):
+                if self._feeds[request.path].take(connection, head):
                     return None
-                raise _Refused(503, f"{_LISTENERS_MAX} pages listen already, or no thread is left")
-            if asked.method == "POST":
-                asked = msgspec.structs.replace(asked, query=_form(asked, body))
-            answer = self._answer(asked)
-        except _Refused as refused:
+                raise _RequestRefused(
+                    503, f"{_LISTENERS_MAX} pages listen already, or no thread is left"
+                )
+            if request.method == "POST":
+                request = msgspec.structs.replace(request, query=_form(request, body))
+            answer = self._answer(request)
+        except _RequestRefused as refused:
             answer = refused.answer
-        return self._rendered(answer, asked.method)
+        return self._rendered(answer, request.method)
 
     def _refused(self, status: int, text: str) -> bytes:
-        return self._rendered(_Refused(status, text).answer, "GET")
+        return self._rendered(_RequestRefused(status, text).answer, "GET")
 
     def _rendered(self, answer: Answer, method: str) -> bytes:
         head = _head_of(answer, self._fields, length=f"Content-Length: {len(answer.body)}\r\n")
         return head if method == "HEAD" else head + answer.body
 
-    def _require_own_form(self, asked: _Asked) -> None:
+    def _require_own_form(self, request: _HttpRequest) -> None:
         """Before a byte of the body is read: it is a form of our own pages, on a path that takes
         one."""
-        self._require_ours(asked)
-        if asked.path not in self._forms:
-            raise _Refused(405, "only GET")
-        if asked.origin is None:
-            raise _Refused(403, "this address takes only forms of its own pages")
-        if asked.content_type.partition(";")[0].strip().lower() != _FORM:
-            raise _Refused(415, "not a form")
+        self._require_ours(request)
+        if request.path not in self._forms:
+            raise _RequestRefused(405, "only GET")
+        if request.origin is None:
+            raise _RequestRefused(403, "this address takes only forms of its own pages")
+        if request.content_type.partition(";")[0].strip().lower() != _FORM:
+            raise _RequestRefused(415, "not a form")
 
-    def _require_ours(self, asked: _Asked) -> None:
-        if self._is_our_name is not None and not self._is_our_name(asked.host):
-            raise _Refused(403, "this address serves only this host, by a loopback name")
-        if asked.origin is not None and asked.origin not in _own_origins(asked.authority):
-            raise _Refused(403, "this address serves no page of another site")
+    def _require_ours(self, request: _HttpRequest) -> None:
+        if self._is_our_name is not None and not self._is_our_name(request.host):
+            raise _RequestRefused(403, "this address serves only this host, by a loopback name")
+        if request.origin is not None and request.origin not in _own_origins(request.authority):
+            raise _RequestRefused(403, "this address serves no page of another site")
 
-    def _answer(self, asked: _Asked) -> Answer:
-        self._require_ours(asked)
-        if asked.method not in {"GET", "HEAD", "POST"}:
-            raise _Refused(405, "only GET")
-        route = (self._forms if asked.method == "POST" else self._routes).get(asked.path)
+    def _answer(self, request: _HttpRequest) -> Answer:
+        self._require_ours(request)
+        if request.method not in {"GET", "HEAD", "POST"}:
+            raise _RequestRefused(405, "only GET")
+        route = (self._forms if request.method == "POST" else self._routes).get(request.path)
         if route is None:
-            raise _Refused(404, "the paths are: " + ", ".join(sorted(self._routes)))
+            raise _RequestRefused(404, "the paths are: " + ", ".join(sorted(self._routes)))
         try:
-            return route(asked.query)
+            return route(request.query)
         except Exception as error:  # noqa: BLE001 - a route that fails must not end the server
-            raise _Refused(500, f"the answer could not be made: {type(error).__name__}") from None
+            raise _RequestRefused(
+                500, f"the answer could not be made: {type(error).__name__}"
+            ) from None
 
 
-def _form_bytes(asked: _Asked) -> int:
-    """The length of the form in the body. Raises: _Refused."""
-    length = asked.content_length
+def _form_bytes(request: _HttpRequest) -> int:
+    """The length of the form in the body. Raises: _RequestRefused."""
+    length = request.content_length
     if not (length.isascii() and length.isdecimal() and len(length) <= 5):
-        raise _Refused(411, "a form needs its Content-Length")
+        raise _RequestRefused(411, "a form needs its Content-Length")
     if int(length) > _BODY_BYTES_MAX:
-        raise _Refused(413, f"a form of more than {_BODY_BYTES_MAX} bytes")
+        raise _RequestRefused(413, f"a form of more than {_BODY_BYTES_MAX} bytes")
     return int(length)
 
 
-def _form(asked: _Asked, body: bytes) -> Query:
-    """The fields of the form in the body. Raises: _Refused."""
+def _form(request: _HttpRequest, body: bytes) -> Query:
+    """The fields of the form in the body. Raises: _RequestRefused."""
     try:
-        text = body[: _form_bytes(asked)].decode("ascii")
+        text = body[: _form_bytes(request)].decode("ascii")
         return dict(reversed(parse_qsl(text, max_num_fields=_FIELDS_MAX)))
     except ValueError:
-        raise _Refused(400, "not a form") from None
+        raise _RequestRefused(400, "not a form") from None
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _HttpRequest(msgspec.Struct, frozen=True):
     """A parsed request. `host` is the requested host without its port, `authority` with it;
     `origin` is None unless a script or a form of a page made the request."""
 
@@ -326,11 +332,11 @@ class _Asked(msgspec.Struct, frozen=True):
     content_length: str = ""
 
 
-def _parsed(head: bytes) -> _Asked:
+def _parsed(head: bytes) -> _HttpRequest:
     first, *fields = head.decode("latin-1").split("\r\n")
     parts = first.split(" ")
     if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-        raise _Refused(400, "not an HTTP/1 request")
+        raise _RequestRefused(400, "not an HTTP/1 request")
     named: dict[str, str] = {}
     for field in fields:
         name, _, value = field.partition(":")
@@ -342,9 +348,9 @@ def _parsed(head: bytes) -> _Asked:
         pairs = parse_qsl(target.query, max_num_fields=_FIELDS_MAX)
         host = urlsplit(f"//{authority}").hostname or ""
     except ValueError:
-        raise _Refused(400, "invalid Host header or query") from None
+        raise _RequestRefused(400, "invalid Host header or query") from None
     query = dict(reversed(pairs))
-    return _Asked(
+    return _HttpRequest(
         parts[0],
         target.path,
         query,

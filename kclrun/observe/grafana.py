@@ -23,7 +23,7 @@ _WIDTHS: Final = {"stat": 3, "timeseries": 8}
 _SOURCE: Final = {"type": "prometheus", "uid": "${source}"}
 
 
-class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PanelQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """PromQL, and the legend of its lines."""
 
     expr: str
@@ -35,20 +35,20 @@ class Panel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     title: str
     unit: str
-    queries: tuple[Query, ...]
+    queries: tuple[PanelQuery, ...]
     kind: Literal["stat", "timeseries"] = "timeseries"
 
 
-class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PanelRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A row of the dashboard, by its title."""
 
     row: str
     panels: tuple[Panel, ...]
 
 
-def rows() -> tuple[Row, ...]:
+def rows() -> tuple[PanelRow, ...]:
     """The rows of the dashboard, from top to bottom."""
-    return package_data("kclrun.observe", "dashboard.yaml", tuple[Row, ...])
+    return package_data("kclrun.observe", "dashboard.yaml", tuple[PanelRow, ...])
 
 
 def dashboard() -> dict[str, Any]:

@@ -38,7 +38,7 @@ class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
     output_lag_max_s: float
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True):
+class HealthReason(msgspec.Struct, frozen=True, kw_only=True):
     """One problem. `is_failing` makes it a 503."""
 
     text: str
@@ -46,11 +46,11 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     shard: str | None = None
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class HealthVerdict(msgspec.Struct, frozen=True):
     """The state of a manager and its problems; the reasons that make it fail come first."""
 
     status: Status
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[HealthReason, ...] = ()
 
     @property
     def is_healthy(self) -> bool:
@@ -58,7 +58,7 @@ class Verdict(msgspec.Struct, frozen=True):
         return self.status != "failing"
 
 
-def judge(sample: ManagerSample | None, *, age_s: float, limits: HealthLimits) -> Verdict:
+def judge(sample: ManagerSample | None, *, age_s: float, limits: HealthLimits) -> HealthVerdict:
     """The verdict on the last sample, taken `age_s` ago.
 
     Before the first sample it is None, and `age_s` counts from the start of the manager.
@@ -75,18 +75,18 @@ def judge(sample: ManagerSample | None, *, age_s: float, limits: HealthLimits) -
     if sample is None or age_s >= limits.look_age_max_s:
         return _unseen(sample, age_s, limits)
     reasons = sorted(_reasons(sample, limits), key=lambda reason: not reason.is_failing)
-    return Verdict(_status(sample, reasons), tuple(reasons))
+    return HealthVerdict(_status(sample, reasons), tuple(reasons))
 
 
-def _unseen(sample: ManagerSample | None, age_s: float, limits: HealthLimits) -> Verdict:
+def _unseen(sample: ManagerSample | None, age_s: float, limits: HealthLimits) -> HealthVerdict:
     is_starting = sample is None and age_s < limits.stall_s
     text = f"the manager has not looked after its leases for {age_s:.0f} s"
     if is_starting:
-        return Verdict("starting", (Reason(text="the manager is starting"),))
-    return Verdict("failing", (Reason(text=text, is_failing=True),))
+        return HealthVerdict("starting", (HealthReason(text="the manager is starting"),))
+    return HealthVerdict("failing", (HealthReason(text=text, is_failing=True),))
 
 
-def _status(sample: ManagerSample, reasons: list[Reason]) -> Status:
+def _status(sample: ManagerSample, reasons: list[HealthReason]) -> Status:
     if any(reason.is_failing for reason in reasons):
         return "failing"
     if sample.draining_s is not None:
@@ -96,36 +96,36 @@ def _status(sample: ManagerSample, reasons: list[Reason]) -> Status:
     return "degraded" if reasons else "ok"
 
 
-def _reasons(sample: ManagerSample, limits: HealthLimits) -> Iterator[Reason]:
+def _reasons(sample: ManagerSample, limits: HealthLimits) -> Iterator[HealthReason]:
     if sample.draining_s is not None:
-        yield Reason(
+        yield HealthReason(
             text=f"a stop has been under way for {sample.draining_s:.0f} s",
             is_failing=sample.draining_s >= limits.drain_max_s,
         )
     elif sample.total_leases is None:
-        yield Reason(
+        yield HealthReason(
             text=f"the lease table has not been read yet, {sample.uptime_s:.0f} s after the start",
             is_failing=sample.uptime_s >= limits.stall_s,
         )
     for outage in sample.outages:
-        yield Reason(
+        yield HealthReason(
             text=f"{outage.operation}: failing for {outage.lasted_s:.0f} s: {outage.error}",
             is_failing=outage.is_vital and outage.lasted_s >= limits.stall_s,
         )
     if sample.launcher_away_s is not None:
-        yield Reason(
+        yield HealthReason(
             text=f"no lease process can be started for {sample.launcher_away_s:.0f} s",
             is_failing=sample.launcher_away_s >= limits.stall_s,
         )
     if sample.native_mode is not None:
         mode = clean_text(sample.native_mode, _MODE_CHARACTERS_MAX)
-        yield Reason(
+        yield HealthReason(
             text=f"a KCL 3 fleet has the lease table in its own mode ({mode}): the next start of"
             " kclrun is refused until that is undone"
         )
     if sample.host_short_s is not None:
         why = clean_text(sample.host_reason, _NOTE_CHARACTERS_MAX)
-        yield Reason(
+        yield HealthReason(
             text=f"this host runs {sample.host_runs} leases, of {sample.worker_leases_max} at most,"
             f" and has given others away for {sample.host_short_s:.0f} s: {why}",
             is_failing=sample.host_runs == 0 and sample.host_short_s >= limits.stall_s,
@@ -133,7 +133,7 @@ def _reasons(sample: ManagerSample, limits: HealthLimits) -> Iterator[Reason]:
     yield from _of_leases(sample, limits)
 
 
-def _of_leases(sample: ManagerSample, limits: HealthLimits) -> Iterator[Reason]:
+def _of_leases(sample: ManagerSample, limits: HealthLimits) -> Iterator[HealthReason]:
     should_move = [
         lease
         for lease in sample.leases
@@ -144,7 +144,7 @@ def _of_leases(sample: ManagerSample, limits: HealthLimits) -> Iterator[Reason]:
         (lease.still_s or 0.0) >= 2 * limits.stall_s for lease in should_move
     )
     if is_hopeless:
-        yield Reason(
+        yield HealthReason(
             text=f"none of {len(should_move)} leases has made progress for"
             f" {2 * limits.stall_s:.0f} s",
             is_failing=True,
@@ -152,25 +152,25 @@ def _of_leases(sample: ManagerSample, limits: HealthLimits) -> Iterator[Reason]:
     for lease in sample.leases:
         if lease.state == "halted":
             remedy = how_to_resume(sample.leases_command, lease.shard)
-            yield Reason(text=f"{_with_note('halted', lease)}; {remedy}", shard=lease.shard)
+            yield HealthReason(text=f"{_with_note('halted', lease)}; {remedy}", shard=lease.shard)
         elif lease.state == "paused":
             remedy = how_to_unpause(sample.leases_command, lease.shard)
-            yield Reason(text=f"{_note(lease)}; {remedy}", shard=lease.shard)
+            yield HealthReason(text=f"{_note(lease)}; {remedy}", shard=lease.shard)
         elif lease.state == "running" and lease.note:  # no page of it is read
             text = lease.state if lease.lag_ms else f"{lease.state}, and its lag is not known"
-            yield Reason(text=_with_note(text, lease), shard=lease.shard)
+            yield HealthReason(text=_with_note(text, lease), shard=lease.shard)
         elif lease.still_s is not None and lease.still_s >= limits.stall_s:
             text = f"{lease.state}, and no progress for {lease.still_s:.0f} s"
-            yield Reason(text=_with_note(text, lease), shard=lease.shard)
+            yield HealthReason(text=_with_note(text, lease), shard=lease.shard)
         elif lease.state in {"backing off", "failing"} or (
             lease.state == "waiting" and lease.destination_away_s is not None
         ):
-            yield Reason(text=_with_note(lease.state, lease), shard=lease.shard)
+            yield HealthReason(text=_with_note(lease.state, lease), shard=lease.shard)
         elif (lag_s := (lease.output_lag_ms or 0) / 1000) >= limits.output_lag_max_s:
             text = (
                 f"rows have waited for an output for {lag_s:.0f} s, and no checkpoint passes them"
             )
-            yield Reason(text=f"{text}; the log says which one and why", shard=lease.shard)
+            yield HealthReason(text=f"{text}; the log says which one and why", shard=lease.shard)
 
 
 def _with_note(text: str, lease: LeaseSample) -> str:
@@ -181,7 +181,7 @@ def _note(lease: LeaseSample) -> str:
     return clean_text(lease.note, _NOTE_CHARACTERS_MAX)
 
 
-def health_body(sample: ManagerSample | None, verdict: Verdict) -> dict[str, Any]:
+def health_body(sample: ManagerSample | None, verdict: HealthVerdict) -> dict[str, Any]:
     """The body of /health as plain values for JSON."""
     body: dict[str, Any] = {
         "status": verdict.status,

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -293,26 +293,35 @@ def _is_of_path(match: re.Match[str]) -> bool:
     )
 
 
+class _Bucket(NamedTuple):
+    """The tokens of one source at an instant, and how many lines were suppressed before."""
+
+    tokens: float
+    since: float
+    suppressed: int
+
+
 class RateLimit:
     """A token bucket for each source of lines, refilled with time."""
 
     def __init__(self, burst: int = _BURST_LINES, per_s: float = _LINES_PER_S) -> None:
         self._burst = burst
         self._per_s = per_s
-        self._sources: collections.OrderedDict[str, tuple[float, float, int]] = (
-            collections.OrderedDict()
-        )
+        self._sources: collections.OrderedDict[str, _Bucket] = collections.OrderedDict()
 
     def admit(self, source: str, now: float) -> int | None:
         """The number of lines suppressed since the last admitted one; None: suppress this one."""
-        tokens, since, suppressed = self._sources.pop(source, (float(self._burst), now, 0))
-        tokens = min(self._burst, tokens + max(0.0, now - since) * self._per_s)
+        former = self._sources.pop(source, _Bucket(float(self._burst), now, 0))
+        tokens = min(self._burst, former.tokens + max(0.0, now - former.since) * self._per_s)
         is_admitted = tokens >= 1.0
-        left = (tokens - 1.0, now, 0) if is_admitted else (tokens, now, suppressed + 1)
-        self._sources[source] = left
+        self._sources[source] = (
+            _Bucket(tokens - 1.0, now, 0)
+            if is_admitted
+            else _Bucket(tokens, now, former.suppressed + 1)
+        )
         if len(self._sources) > _SOURCES_MAX:
             self._sources.popitem(last=False)
-        return suppressed if is_admitted else None
+        return former.suppressed if is_admitted else None
 
 
 class EventLog:

@@ -148,7 +148,9 @@ def detail_of(
     sample: ManagerSample | None, shard: str, errors: tuple[ErrorBody, ...]
 ) -> LeaseDetail | None:
     """The detail of one lease; None if the manager does not have it."""
-    lease = next((each for each in sample.leases if each.shard == shard), None) if sample else None
+    lease = (
+        next((lease for lease in sample.leases if lease.shard == shard), None) if sample else None
+    )
     if sample is None or lease is None:
         return None
     return LeaseDetail(

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kclrun.model.text import escaped
-from kclrun.observe.health import Verdict
+from kclrun.observe.health import HealthVerdict
 from kclrun.observe.metrics import COUNTED, MEANINGS, METRICS, labels_by_series
 from kclrun.observe.sample import LeaseSample, ManagerSample
 
@@ -27,7 +27,9 @@ class Exposition(Collector):
     """The exposition of what `look` returns: the last sample (None before the first), and its
     verdict."""
 
-    def __init__(self, look: Callable[[], tuple[ManagerSample | None, Verdict]], version: str):
+    def __init__(
+        self, look: Callable[[], tuple[ManagerSample | None, HealthVerdict]], version: str
+    ):
         self._look = look
         self._version = version
         # Nothing is described in advance: that would call `look` before the first sample.
@@ -84,7 +86,7 @@ def _of_leases(sample: ManagerSample) -> Iterator[Metric]:
     counters = {name: _family(METRICS[name].prometheus) for name in COUNTED}
     still = _family("kclrun_still_seconds")
     restarts = _family("kclrun_restarts_total")
-    traffic = _Traffic()
+    traffic = _TrafficFamilies()
     for lease in sample.leases:
         # A key of a row that another program wrote may hold any character.
         labels = (sample.application, escaped(lease.shard))
@@ -102,7 +104,7 @@ def _of_leases(sample: ManagerSample) -> Iterator[Metric]:
     yield from traffic.families
 
 
-class _Traffic:
+class _TrafficFamilies:
     """The traffic of the shards, where it is measured. A key is never a label: keys are the users'
     data, and their number has no bound."""
 

@@ -90,7 +90,7 @@ class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-class Outage(msgspec.Struct, frozen=True):
+class OutageSample(msgspec.Struct, frozen=True):
     """A request that fails and is repeated until it works, and the time since it began to fail.
 
     Without a vital request, leases are lost; without another one, they are only slower.
@@ -140,7 +140,7 @@ class ManagerSample(msgspec.Struct, frozen=True, kw_only=True):
     ended_total: int = 0
     records_departed: int = 0
     given_up_total: int = 0
-    outages: tuple[Outage, ...] = ()
+    outages: tuple[OutageSample, ...] = ()
     launcher_away_s: float | None = None
     host_short_s: float | None = None
     host_runs: int = 0

@@ -201,7 +201,7 @@ def _harmless(method: Callable[P, None]) -> Callable[P, None]:
     return guarded
 
 
-class Given(Protocol):
+class DeliveredBatch(Protocol):
     """A batch as user code gets it."""
 
     @property
@@ -286,7 +286,7 @@ class LeaseSpans:
             self._pages.append((last, span.get_span_context()))
 
     @_harmless
-    def began(self, batch: Given) -> None:
+    def began(self, batch: DeliveredBatch) -> None:
         """User code gets this batch now."""
         if not batch.records:
             return
@@ -305,7 +305,7 @@ class LeaseSpans:
             for producer in self._producers(batch.records):
                 span.add_link(producer)
 
-    def calling(self, batch: Given) -> AbstractContextManager[object]:
+    def calling(self, batch: DeliveredBatch) -> AbstractContextManager[object]:
         """While it is entered, spans of user code are children of the batch."""
         span = self._under_way.get(id(batch))
         if span is None:
@@ -313,7 +313,7 @@ class LeaseSpans:
         return trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
     @_harmless
-    def raised(self, batch: Given, error: BaseException) -> None:
+    def raised(self, batch: DeliveredBatch, error: BaseException) -> None:
         """A call with records of this batch raised. Only the type is recorded: a message may hold
         what a record holds."""
         span = self._under_way.get(id(batch))
@@ -321,7 +321,7 @@ class LeaseSpans:
             span.add_event("exception", {"exception.type": type(error).__qualname__})
 
     @_harmless
-    def done(self, batch: Given) -> None:
+    def done(self, batch: DeliveredBatch) -> None:
         """Every record of the batch is processed or given up."""
         span = self._under_way.pop(id(batch), None)
         if span is None:
@@ -381,7 +381,7 @@ class LeaseSpans:
         if not covered:
             return
         parent = trace.set_span_in_context(NonRecordingSpan(covered[-1]), Context())
-        links = [Link(each) for each in covered[:-1]]
+        links = [Link(span) for span in covered[:-1]]
         self._start(name, kind, parent, began, attributes, links=links).end()
 
     def _start(

@@ -23,16 +23,16 @@ class CannotAsk(msgspec.Struct, frozen=True):
     why: str
 
 
-Change = Ask | ResumeLease | ChangePause
+OperatorChange = Ask | ResumeLease | ChangePause
 
 
-class Plan(msgspec.Struct, frozen=True):
+class LeasePlan(msgspec.Struct, frozen=True):
     """What an operator's change would do to one lease. `change` None: nothing can be done, and
     `words` say why. `basis` is what the plan rests on: a plan with the same basis does the same."""
 
     key: LeaseKey
     words: str
-    change: Change | None = None
+    change: OperatorChange | None = None
     basis: str = ""
 
 
@@ -61,29 +61,31 @@ def plan_ask(lease: Lease, target: OwnerId | None, now: WallTime) -> Ask | Canno
     return Ask(lease.key, target or ANYBODY, asked=owner, asked_at=now)
 
 
-def plan_move(lease: Lease, target: OwnerId | None, now: WallTime) -> Plan:
+def plan_move(lease: Lease, target: OwnerId | None, now: WallTime) -> LeasePlan:
     """Ask the owner to give the lease away: to `target`, or to its first taker."""
     ask = plan_ask(lease, target, now)
     if isinstance(ask, CannotAsk):
-        return Plan(lease.key, sanitize(f"{lease.key}: {ask.why}"))
+        return LeasePlan(lease.key, sanitize(f"{lease.key}: {ask.why}"))
     position = shortened(str(lease.checkpoint))
     words = (
         f"{lease.key}: {ask.asked} has it, at {position}\n"
         "It finishes its batch, checkpoints and gives it away;"
         f" {target or 'another owner'} takes it"
     )
-    return Plan(lease.key, words, ask, f"move {ask.key} from {ask.asked} to {ask.owner}")
+    return LeasePlan(lease.key, words, ask, f"move {ask.key} from {ask.asked} to {ask.owner}")
 
 
-def plan_resume(lease: Lease) -> Plan:
+def plan_resume(lease: Lease) -> LeasePlan:
     """Let a halted lease go on: its failed batch is given to the processor again."""
     if lease.halt is None:
-        return Plan(lease.key, f"{lease.key}: is not halted")
+        return LeasePlan(lease.key, f"{lease.key}: is not halted")
     reason = sanitize(lease.halt.reason).partition("\n")[0]
     position = shortened(str(lease.checkpoint))
     words = f"{lease.key}: goes on after {position}; it was halted because: {reason}"
     change = ResumeLease(lease.key, lease.may_forget_outputs)
-    return Plan(lease.key, words, change, f"resume {lease.key} halted at {lease.halt.halted_at}")
+    return LeasePlan(
+        lease.key, words, change, f"resume {lease.key} halted at {lease.halt.halted_at}"
+    )
 
 
 class Reach(msgspec.Struct, frozen=True):
@@ -104,7 +106,7 @@ class Reach(msgspec.Struct, frozen=True):
 
 def plan_pause(
     leases: Iterable[Lease], reach: Reach, now: WallTime, for_s: float | None
-) -> tuple[Plan, ...]:
+) -> tuple[LeasePlan, ...]:
     """Pause these leases, in the order of their keys; `for_s` None: until they are resumed. `now`
     is the service's time. A pause that stands is replaced, unless it has the same reach and neither
     has an end."""
@@ -114,16 +116,18 @@ def plan_pause(
     for lease in _in_order(leases, reach):
         if lease.is_ended:
             if reach.scope is Scope.SHARD:
-                plans.append(Plan(lease.key, f"{lease.key}: has ended, so nothing of it is read"))
+                plans.append(
+                    LeasePlan(lease.key, f"{lease.key}: has ended, so nothing of it is read")
+                )
             continue
         seen, words = lease.pause, f"{lease.key}: {_pausing(lease)}"
         if seen is not None and seen.stands_at(now):
             if not until and (seen.until, seen.scope) == (until, reach.scope):
-                plans.append(Plan(lease.key, f"{lease.key}: is {seen.in_words()} already"))
+                plans.append(LeasePlan(lease.key, f"{lease.key}: is {seen.in_words()} already"))
                 continue
             words += f"; now it is {seen.in_words()}"
         basis = f"pause {lease.key} {reach.scope.value} {for_s} {seen}"
-        plans.append(Plan(lease.key, words, ChangePause(lease.key, pause, seen), basis))
+        plans.append(LeasePlan(lease.key, words, ChangePause(lease.key, pause, seen), basis))
     return tuple(plans)
 
 
@@ -141,18 +145,18 @@ def _pausing(lease: Lease) -> str:
     return f"{lease.owner} finishes its batch, checkpoints, keeps it and reads no more"
 
 
-def plan_unpause(leases: Iterable[Lease], reach: Reach, now: WallTime) -> tuple[Plan, ...]:
+def plan_unpause(leases: Iterable[Lease], reach: Reach, now: WallTime) -> tuple[LeasePlan, ...]:
     """End the pauses of these leases. A halt stays: `plan_resume` ends it."""
     plans = []
     for lease in _in_order(leases, reach):
         if lease.pause is not None:
             plans.append(_unpaused(lease, lease.pause, now, _halted(lease)))
         elif reach.scope is Scope.SHARD:
-            plans.append(Plan(lease.key, f"{lease.key}: is not paused{_halted(lease)}"))
+            plans.append(LeasePlan(lease.key, f"{lease.key}: is not paused{_halted(lease)}"))
     return tuple(plans)
 
 
-def plan_going_on(leases: Iterable[Lease], reach: Reach, now: WallTime) -> tuple[Plan, ...]:
+def plan_going_on(leases: Iterable[Lease], reach: Reach, now: WallTime) -> tuple[LeasePlan, ...]:
     """End the pauses of these leases, and the halts of shards that are named: a halt has a reason
     of its own, which an operator looks at first."""
     is_named = reach.scope is Scope.SHARD
@@ -164,19 +168,19 @@ def plan_going_on(leases: Iterable[Lease], reach: Reach, now: WallTime) -> tuple
         if lease.pause is not None:
             plans.append(_unpaused(lease, lease.pause, now, stays))
         elif stays:
-            plans.append(Plan(lease.key, f"{lease.key}: is not paused{stays}"))
+            plans.append(LeasePlan(lease.key, f"{lease.key}: is not paused{stays}"))
         elif is_named and lease.halt is None:
-            plans.append(Plan(lease.key, f"{lease.key}: is neither halted nor paused"))
+            plans.append(LeasePlan(lease.key, f"{lease.key}: is neither halted nor paused"))
     return tuple(plans)
 
 
-def _unpaused(lease: Lease, pause: Pause, now: WallTime, stays: str) -> Plan:
+def _unpaused(lease: Lease, pause: Pause, now: WallTime, stays: str) -> LeasePlan:
     is_over = lease.is_ended or not pause.stands_at(now)
     words = f"{lease.key}: goes on after {shortened(str(lease.checkpoint))}"
     if is_over:
         words = f"{lease.key}: the pause is over already, and its mark goes"
     change = ChangePause(lease.key, None, pause)
-    return Plan(lease.key, words + stays, change, f"unpause {lease.key} {pause}")
+    return LeasePlan(lease.key, words + stays, change, f"unpause {lease.key} {pause}")
 
 
 def _halted(lease: Lease) -> str:

@@ -31,10 +31,10 @@ from kclrun.operating.summaries import waiting_for
 
 # A line of `leases --json` is below 2 KiB; a table of 10,000 shards makes 20 MiB.
 KEPT_BYTES_MAX: Final = 64 * 2**20
-_SENTINELS: Final = {each.sequence_number: each for each in (TRIM_HORIZON, SHARD_END)}
+_SENTINELS: Final = {sentinel.sequence_number: sentinel for sentinel in (TRIM_HORIZON, SHARD_END)}
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptPosition(msgspec.Struct, frozen=True):
     """One kept position. `pinned_at` is the instant that a LATEST stands for."""
 
     position: ExtendedSequenceNumber
@@ -49,10 +49,10 @@ class Kept(msgspec.Struct, frozen=True):
         return self.is_ended or not self.position.is_sentinel
 
 
-KeptPositions = Mapping[LeaseKey, Kept]
+KeptPositions = Mapping[LeaseKey, KeptPosition]
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _LeaseLine(msgspec.Struct, frozen=True):
     """What counts of a line of `leases --json`."""
 
     shard: str
@@ -66,12 +66,12 @@ def parse_kept(text: bytes, name: str) -> KeptPositions:
     Raises: SettingsError, which names the file and the shard, for anything else.
     """
     try:
-        lines = msgspec.json.decode(text, type=list[_Line])
+        lines = msgspec.json.decode(text, type=list[_LeaseLine])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SettingsError(
             f"{name} is not what  kclrun leases --json  prints: {sanitize(str(error))}"
         ) from None
-    kept: dict[LeaseKey, Kept] = {}
+    kept: dict[LeaseKey, KeptPosition] = {}
     for line in lines:
         key = LeaseKey(line.shard)
         if key in kept:
@@ -82,7 +82,7 @@ def parse_kept(text: bytes, name: str) -> KeptPositions:
     return kept
 
 
-def _kept(line: _Line, name: str) -> Kept:
+def _kept(line: _LeaseLine, name: str) -> KeptPosition:
     text, at = line.checkpoint, line.starts_at
     where = f"{name}: {sanitize(display_name(line.shard))}"
     if at is not None and not 0 <= at < WALL_TIME_MAX:
@@ -93,15 +93,15 @@ def _kept(line: _Line, name: str) -> Kept:
                 f"{where} is at LATEST, and `starts_at` does not say of which instant\nGive the"
                 " line one, in seconds since 1970, or let `checkpoint` be TRIM_HORIZON"
             )
-        return Kept(LATEST, WallTime(at))
+        return KeptPosition(LATEST, WallTime(at))
     if text == AT_TIMESTAMP.sequence_number:
         # Without one it is the instant of `start:`, as on the row.
-        return Kept(ExtendedSequenceNumber(text, round((at or 0.0) * 1000)))
+        return KeptPosition(ExtendedSequenceNumber(text, round((at or 0.0) * 1000)))
     if text in _SENTINELS:
-        return Kept(_SENTINELS[text])
+        return KeptPosition(_SENTINELS[text])
     try:
         # A tick counts timers, which a reset lets fire again: the position is that of the record.
-        return Kept(Cursor.parse(text).position)
+        return KeptPosition(Cursor.parse(text).position)
     except LimitExceeded:
         raise SettingsError(f"{where}: {sanitize(text[:40])!r} is not a checkpoint") from None
 
@@ -122,16 +122,16 @@ def plan_positions(
     if problem is not None:
         raise TableRefused(f"the shards are changing: {problem}\nRepeat this in a minute")
     known = {row.key: row for row in rows}
-    targets = {key: each for key, each in kept.items() if not each.is_ended}
-    for key, each in sorted(targets.items()):
-        _refuse_position(key, each, listing)
+    targets = {key: entry for key, entry in kept.items() if not entry.is_ended}
+    for key, entry in sorted(targets.items()):
+        _refuse_position(key, entry, listing)
     later = _descendants(targets, listing)
     _refuse_moments(targets, later, kept, listing)
     _refuse_gaps(targets, later, kept, listing)
     leases = [
-        _lease(key, each, listing)
-        for key, each in sorted(kept.items())
-        if not each.is_ended or _is_to_end(key, known.get(key), listing)
+        _lease(key, entry, listing)
+        for key, entry in sorted(kept.items())
+        if not entry.is_ended or _is_to_end(key, known.get(key), listing)
     ]
     put = {lease.key for lease in leases}
     others = [
@@ -157,17 +157,17 @@ def plan_kept_shards(
     known: dict[str, Lease] = {row.key: row for row in rows}
     leases = []
     for key in sorted(keys):
-        each = kept.get(key)
-        if each is None:
+        entry = kept.get(key)
+        if entry is None:
             raise TableRefused(f"the kept positions do not have {display_name(key)}")
-        if each.is_ended:
+        if entry.is_ended:
             raise TableRefused(
                 f"{display_name(key)} had ended when its position was kept: its children go on"
                 " from it"
             )
-        _refuse_position(key, each, listing)
+        _refuse_position(key, entry, listing)
         waiting = waiting_for(known[key], known)
-        if each.has_begun and waiting:
+        if entry.has_begun and waiting:
             raise TableRefused(
                 f"{display_name(key)} had begun, and its parent {display_name(waiting[0])} has not"
                 " ended: its records would come before those of its parent"
@@ -179,7 +179,7 @@ def plan_kept_shards(
                 " records of the parent would come after those of its child\nReset the whole"
                 " stream: leave --shard out"
             )
-        leases.append(_lease(key, each, listing))
+        leases.append(_lease(key, entry, listing))
     return plan_of(rows, leases, (), start)
 
 
@@ -190,7 +190,7 @@ def _is_to_end(key: LeaseKey, row: Lease | None, listing: Listing) -> bool:
     return not is_there and key in listing and bool(listing.children_named(key))
 
 
-def _refuse_position(key: LeaseKey, each: Kept, listing: Listing) -> None:
+def _refuse_position(key: LeaseKey, entry: KeptPosition, listing: Listing) -> None:
     """A shard that is gone, and a number that another stream, or a stream of this name in former
     times, gave to its record."""
     shard = listing.graph.get(key)
@@ -200,10 +200,10 @@ def _refuse_position(key: LeaseKey, each: Kept, listing: Listing) -> None:
             " have expired, or the positions are of another stream\nTo read what is left:"
             "  kclrun reset --to TRIM_HORIZON"
         )
-    if not each.position.is_sentinel and not _has_number(shard, each.position):
+    if not entry.position.is_sentinel and not _has_number(shard, entry.position):
         raise TableRefused(
-            f"{display_name(key)} never had a record {each.position}: the position is of another"
-            " stream, or of one that was deleted and created again"
+            f"{display_name(key)} never had a record {entry.position}: the position is of another stream,"
+            " or of one that was deleted and created again"
         )
 
 
@@ -233,8 +233,8 @@ def _refuse_moments(
     """A shard begins when its parents have ended. Rows that say otherwise are of two moments, or of
     a table that `doctor` repairs."""
     for key in sorted(later):
-        each = kept.get(key)
-        if each is not None and each.has_begun:
+        entry = kept.get(key)
+        if entry is not None and entry.has_begun:
             waiting = min(one for one in targets if key in _descendants([one], listing))
             raise TableRefused(
                 f"{display_name(key)} had begun at the kept positions, and {display_name(waiting)},"
@@ -263,12 +263,12 @@ def _refuse_gaps(
                 )
 
 
-def _lease(key: LeaseKey, each: Kept, listing: Listing) -> Lease:
+def _lease(key: LeaseKey, entry: KeptPosition, listing: Listing) -> Lease:
     shard = listing.graph[key]
-    children = listing.children_named(key) if each.is_ended else ()
+    children = listing.children_named(key) if entry.is_ended else ()
     return msgspec.structs.replace(
         child_lease(key, shard.parents, shard.hash_range),
-        checkpoint=each.position,
-        latest_pinned_at=each.pinned_at,
+        checkpoint=entry.position,
+        latest_pinned_at=entry.pinned_at,
         children=frozenset(children),
     )

@@ -6,7 +6,8 @@ back when their parents end [P12]. Must not know: who may reset, and what the ou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import assert_never
 
 import msgspec
 
@@ -62,6 +63,16 @@ class ResetPlan(msgspec.Struct, frozen=True):
     end: tuple[writes.ResetLease | writes.CreateLease, ...]
     remove: tuple[writes.DeleteReset, ...]
     finish: tuple[writes.FinishReset, ...]
+
+    @property
+    def stages(self) -> Iterator[Sequence[ResetWrite]]:
+        """The writes of a stage are sent in any order, those of the next one when all of them have
+        applied."""
+        yield (*self.begin, *self.halt)
+        yield self.end
+        for write in self.remove:
+            yield (write,)
+        yield self.finish
 
 
 def position_at(at: WallTime) -> ExtendedSequenceNumber:
@@ -123,15 +134,15 @@ def begun_descendant(
     for one in rows:
         for parent in one.parents:
             children.setdefault(parent, set()).add(one.key)
-    begun = {str(each.key) for each in rows if each.has_begun}
+    begun = {str(lease.key) for lease in rows if lease.has_begun}
     begun -= {str(key) for key in reset}
     waiting, seen = [str(row.key)], {str(row.key)}
     while waiting:
         key = waiting.pop()
         following = children.get(key, set()).union(listing.children_named(key)) - seen
-        for each in sorted(following):
-            if each in begun:
-                return LeaseKey(each)
+        for child in sorted(following):
+            if child in begun:
+                return LeaseKey(child)
         seen |= following
         waiting += following
     return None
@@ -218,6 +229,8 @@ def is_written(write: ResetWrite, row: Lease | None) -> bool:
             return row is None
         case writes.FinishReset(generation=generation):
             return row is not None and row.generation == generation and row.halt is None
+        case _:
+            assert_never(write)
 
 
 def _is_of(row: Lease | None, generation: int, reason: str) -> bool:

@@ -170,7 +170,7 @@ _LATE_MIN_S: Final = 30.0
 _LATE_MANUAL_S: Final = 300.0
 
 
-class Change(msgspec.Struct, frozen=True):
+class NoticedEvent(msgspec.Struct, frozen=True):
     """An event that a watch found, as it is to be recorded."""
 
     event: str
@@ -196,25 +196,27 @@ class LeaseWatch:
         throttled: float,
         *,
         has_undone: bool,
-    ) -> Iterator[Change]:
+    ) -> Iterator[NoticedEvent]:
         """Look at the status of its process. `throttled` is the share of its reads that were."""
         if self._since is None or checkpoint != self._checkpoint or not has_undone:
             if self._is_late and self._since is not None:
                 after_s = round(now - self._since, 1)
-                yield Change(
+                yield NoticedEvent(
                     "checkpoint_moved", {"checkpoint": str(checkpoint), "after_s": after_s}
                 )
             self._checkpoint, self._since, self._is_late = checkpoint, now, False
         elif not self._is_late and now - self._since >= self._late_s:
             self._is_late = True
             waited_s = round(now - self._since, 1)
-            yield Change("checkpoint_late", {"checkpoint": str(checkpoint), "waited_s": waited_s})
+            yield NoticedEvent(
+                "checkpoint_late", {"checkpoint": str(checkpoint), "waited_s": waited_s}
+            )
         if bool(throttled) != self._is_throttled:
             self._is_throttled = bool(throttled)
             yield (
-                Change("reads_throttled", {"seconds": round(throttled, 3)})
+                NoticedEvent("reads_throttled", {"seconds": round(throttled, 3)})
                 if throttled
-                else Change("reads_unthrottled", {})
+                else NoticedEvent("reads_unthrottled", {})
             )
 
 
@@ -406,7 +408,7 @@ class _StoryWriter:
         text = sentence(self, entry) if sentence is not None else None
         template = _SENTENCES.get(entry.event)
         if text is None and template is not None:
-            text = template.format_map(_Shown(entry))
+            text = template.format_map(_FieldTexts(entry))
         if text is None:
             return
         missed = f" ({entry.missed} entries before it were left out.)" if entry.missed else ""
@@ -443,7 +445,7 @@ class _StoryWriter:
             return
         first, last = self._raised[0], self._raised[-1]
         self._raised = []
-        shown = _Shown(first)
+        shown = _FieldTexts(first)
         text = f"{shown['where']} raised {shown['error']}{shown['place']}"
         if first is last:
             text += "; the call is repeated."
@@ -477,13 +479,13 @@ class _StoryWriter:
         )
 
     def claimed(self, entry: Entry) -> str:
-        position = _Shown(entry)["position"]
+        position = _FieldTexts(entry)["position"]
         return f"{who(entry.owner)} began to read after {position}{self._unread(entry)}."
 
     def offered(self, entry: Entry) -> str:
         target = entry.fields.get("target")
         meant = f", for {who(str(target))}" if target and target != "*" else ""
-        return f"{who(entry.owner)} gave the lease away at {_Shown(entry)['position']}{meant}."
+        return f"{who(entry.owner)} gave the lease away at {_FieldTexts(entry)['position']}{meant}."
 
     def lost(self, entry: Entry) -> str:
         now = entry.fields.get("owner")
@@ -494,11 +496,12 @@ class _StoryWriter:
         deaths = entry.fields.get("deaths")
         row = f", {deaths} times in a row" if isinstance(deaths, int) and deaths > 1 else ""
         return (
-            f"Its process died{row}: {_Shown(entry)['reason']}. {who(entry.owner)} starts another."
+            f"Its process died{row}: {_FieldTexts(entry)['reason']}."
+            f" {who(entry.owner)} starts another."
         )
 
     def missed(self, entry: Entry) -> str:
-        shown, warning = _Shown(entry), entry.fields.get("warning")
+        shown, warning = _FieldTexts(entry), entry.fields.get("warning")
         because = f" The last warning before: {str(warning).rstrip('.')}." if warning else ""
         return (
             f"{shown['who']} stopped before it could checkpoint {shown['position']}: what came"
@@ -506,7 +509,7 @@ class _StoryWriter:
         )
 
     def ended(self, entry: Entry) -> str:
-        children = [each for each in str(entry.fields.get("children") or "").split(", ") if each]
+        children = [child for child in str(entry.fields.get("children") or "").split(", ") if child]
         if not children:
             return "The shard was read to its end, or to that of a time range."
         how = "It was split into" if len(children) > 1 else "It was merged into"
@@ -532,7 +535,7 @@ _WITH_CAUSE: Final[Mapping[str, Callable[[_StoryWriter, Entry], str]]] = {
 }
 
 
-class _Shown(dict[str, str]):
+class _FieldTexts(dict[str, str]):
     """The fields of an entry as a sentence shows them; `?` for one that is missing: an entry may be
     of another version."""
 

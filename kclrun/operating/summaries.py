@@ -47,7 +47,7 @@ class LeaseSummary(msgspec.Struct, frozen=True, kw_only=True):
     starts_at: float | None = None
 
 
-def line_of(lease: Lease, now: WallTime) -> LeaseSummary:
+def lease_summary(lease: Lease, now: WallTime) -> LeaseSummary:
     """The line of one row. `now` judges a pause."""
     pause = lease.pause
     is_paused = pause is not None and pause.stands_at(now) and not lease.is_ended
@@ -181,7 +181,7 @@ class LagSummary(msgspec.Struct, frozen=True, kw_only=True):
     note: str
 
 
-def lag_line(
+def lag_summary(
     *, shard: str, state: str, owner: str, checkpoint: str, lag: Lag, retention_s: float, note: str
 ) -> LagSummary:
     """The line of a measured lag, with the time to loss by the stream's retention."""

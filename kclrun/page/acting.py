@@ -21,7 +21,14 @@ from kclrun.model.retries import PASSING
 from kclrun.model.stream import StreamKey, display_name, stream_name_of, stream_of
 from kclrun.model.time import WallTime
 from kclrun.observe.endpoint import Query
-from kclrun.operating.changes import Plan, Reach, plan_move, plan_pause, plan_resume, plan_unpause
+from kclrun.operating.changes import (
+    LeasePlan,
+    Reach,
+    plan_move,
+    plan_pause,
+    plan_resume,
+    plan_unpause,
+)
 from kclrun.page.layout import shard_link
 from kclrun.page.markup import Html, as_title, element, joined, link
 from kclrun.page.snapshot import Snapshot
@@ -49,7 +56,7 @@ _NOT_HERE: Final = (
 )
 
 
-class Do(enum.Enum):
+class ActionKind(enum.Enum):
     """The actions."""
 
     RELEASE = "release"
@@ -60,11 +67,11 @@ class Do(enum.Enum):
     REDRIVE = "redrive"
 
 
-class Wish(msgspec.Struct, frozen=True):
+class ActionRequest(msgspec.Struct, frozen=True):
     """An action that a form names: for the lease `key`, for a stream, or for the fleet. `to` is an
     owner; for a redrive it is "processor" or "stream"."""
 
-    do: Do
+    kind: ActionKind
     key: str = ""
     to: str = ""
     lasting: str = "until resumed"
@@ -80,13 +87,13 @@ class Wish(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        whole = "all dead letters" if self.do is Do.REDRIVE else "all shards"
+        whole = "all dead letters" if self.kind is ActionKind.REDRIVE else "all shards"
         if self.stream:
             whole = f"stream {stream_name_of(StreamKey(self.stream))}"
-        return f"{as_title(self.do.value)}: {display_name(self.key) if self.key else whole}"
+        return f"{as_title(self.kind.value)}: {display_name(self.key) if self.key else whole}"
 
 
-class Shown(msgspec.Struct, frozen=True):
+class PlanText(msgspec.Struct, frozen=True):
     """A plan in words. `basis` is a digest of the rows, or the letters, that it was made from."""
 
     words: tuple[str, ...]
@@ -98,7 +105,7 @@ class Letters(Protocol):
     """Dead letters at a destination that can be read without a change there. Both methods return a
     failure as a sentence."""
 
-    def plan(self, key: str, to: str) -> Shown:
+    def plan(self, key: str, to: str) -> PlanText:
         """The plan to redrive the letters of the lease `key`, or all letters."""
         ...
 
@@ -119,7 +126,7 @@ class Actions:
         token: str,
         *,
         read: Callable[[LeaseKey | None], Sequence[Lease]],
-        write: Callable[[Sequence[Plan]], Mapping[LeaseKey, Outcome]],
+        write: Callable[[Sequence[LeasePlan]], Mapping[LeaseKey, Outcome]],
         now: Callable[[], WallTime],
         letters: Letters | None = None,
         refused: Callable[[int], object] = lambda _count: None,
@@ -131,54 +138,58 @@ class Actions:
         self.now = now
 
 
-def wish_of(fields: Query) -> Wish | None:
+def request_of(fields: Query) -> ActionRequest | None:
     """The action that a query or a form names; None if the page has no such action."""
-    do = next((each for each in Do if each.value == fields.get("do")), None)
+    kind = next((kind for kind in ActionKind if kind.value == fields.get("do")), None)
     lasting = fields.get("lasting", "until resumed")
-    if do is None or lasting not in _PAUSES:
+    if kind is None or lasting not in _PAUSES:
         return None
     key, stream, to = (fields.get(name, "") for name in ("key", "stream", "to"))
-    if do is Do.REDRIVE and (stream or to not in _TO):
+    if kind is ActionKind.REDRIVE and (stream or to not in _TO):
         return None
-    return Wish(do, key, to, lasting, "" if key else stream)
+    return ActionRequest(kind, key, to, lasting, "" if key else stream)
 
 
-def plans_of(wish: Wish, leases: Sequence[Lease], now: WallTime) -> tuple[Plan, ...]:
-    """The plans for those of these leases that the wish names."""
-    if wish.do is Do.PAUSE:
-        return plan_pause(leases, wish.reach, now, _PAUSES[wish.lasting])
-    if wish.do is Do.UNPAUSE:
-        return plan_unpause(leases, wish.reach, now)
-    meant = sorted(filter(wish.reach.covers, leases), key=lambda lease: lease.key)
-    if not wish.key:  # a plan for many leases leaves out those that have ended
+def plans_of(
+    request: ActionRequest, leases: Sequence[Lease], now: WallTime
+) -> tuple[LeasePlan, ...]:
+    """The plans for those of these leases that the request names."""
+    if request.kind is ActionKind.PAUSE:
+        return plan_pause(leases, request.reach, now, _PAUSES[request.lasting])
+    if request.kind is ActionKind.UNPAUSE:
+        return plan_unpause(leases, request.reach, now)
+    meant = sorted(filter(request.reach.covers, leases), key=lambda lease: lease.key)
+    if not request.key:  # a plan for many leases leaves out those that have ended
         meant = [lease for lease in meant if not lease.is_ended]
-    if wish.do is Do.RESUME:
-        return tuple(plan_resume(each) for each in meant if wish.key or each.halt is not None)
-    if wish.do is Do.MOVE and Owner.parse(wish.to) is None:
-        return tuple(Plan(each.key, f"{each.key}: no owner was chosen") for each in meant[:1])
-    target = OwnerId(wish.to) if wish.do is Do.MOVE else None
-    return tuple(plan_move(each, target, now) for each in meant)
+    if request.kind is ActionKind.RESUME:
+        return tuple(plan_resume(lease) for lease in meant if request.key or lease.halt is not None)
+    if request.kind is ActionKind.MOVE and Owner.parse(request.to) is None:
+        return tuple(
+            LeasePlan(lease.key, f"{lease.key}: no owner was chosen") for lease in meant[:1]
+        )
+    target = OwnerId(request.to) if request.kind is ActionKind.MOVE else None
+    return tuple(plan_move(lease, target, now) for lease in meant)
 
 
-def shown_of(plans: Sequence[Plan]) -> Shown:
+def text_of(plans: Sequence[LeasePlan]) -> PlanText:
     """These plans as the page shows them."""
     words = [plan.words for plan in plans[:_PLANS_SHOWN_MAX]] or ["No lease fits this request."]
     if len(plans) > _PLANS_SHOWN_MAX:
         words.append(f"… and {len(plans) - _PLANS_SHOWN_MAX} more leases.")
-    is_possible = any(each.change is not None for each in plans)
-    return Shown(tuple(words), basis_of(plans), is_possible)
+    is_possible = any(plan.change is not None for plan in plans)
+    return PlanText(tuple(words), basis_of(plans), is_possible)
 
 
-def plan_of(actions: Actions, wish: Wish, snapshot: Snapshot) -> Shown:
-    """The plan of a wish, from the rows that were read last."""
-    if wish.do is not Do.REDRIVE:
-        return shown_of(plans_of(wish, tuple(snapshot.leases.values()), snapshot.taken_at))
+def plan_of(actions: Actions, request: ActionRequest, snapshot: Snapshot) -> PlanText:
+    """The plan of a request, from the rows that were read last."""
+    if request.kind is not ActionKind.REDRIVE:
+        return text_of(plans_of(request, tuple(snapshot.leases.values()), snapshot.taken_at))
     if actions.letters is None:
-        return Shown((_NOT_HERE,))
-    return actions.letters.plan(wish.key, wish.to)
+        return PlanText((_NOT_HERE,))
+    return actions.letters.plan(request.key, request.to)
 
 
-def basis_of(plans: Sequence[Plan]) -> str:
+def basis_of(plans: Sequence[LeasePlan]) -> str:
     """A digest of the rows that these plans were made from, for the form."""
     text = "\n".join(plan.basis for plan in plans)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -189,18 +200,18 @@ def shard_actions(lease: Lease, owners: Sequence[OwnerId]) -> Html:
     if lease.is_ended:
         return joined()
     of_it = {"key": lease.key}
-    hold = _asking(Do.PAUSE, of_it, _choice("lasting", "how long", tuple(_PAUSES)))
+    hold = _asking(ActionKind.PAUSE, of_it, _choice("lasting", "how long", tuple(_PAUSES)))
     if lease.pause is not None:
-        hold = _asking(Do.UNPAUSE, of_it)
+        hold = _asking(ActionKind.UNPAUSE, of_it)
     others = [owner for owner in owners if owner != lease.owner]
     return joined(
         element("h2", "Actions"),
         element(
             "div",
-            _asking(Do.RESUME, of_it) if lease.halt is not None else None,
+            _asking(ActionKind.RESUME, of_it) if lease.halt is not None else None,
             hold,
-            _asking(Do.RELEASE, of_it),
-            _asking(Do.MOVE, of_it, _choice("to", "to", others)) if others else None,
+            _asking(ActionKind.RELEASE, of_it),
+            _asking(ActionKind.MOVE, of_it, _choice("to", "to", others)) if others else None,
             class_="actions",
         ),
     )
@@ -235,11 +246,15 @@ def _of_many(
         element("h3", as_title(name)),
         element(
             "div",
-            _asking(Do.PAUSE, meant, pauses, f"pause {name}"),
-            _asking(Do.UNPAUSE, meant, None, f"end the pauses of {name}") if is_paused else None,
-            _asking(Do.RESUME, meant, None, f"resume the halted of {name}") if is_halted else None,
-            _asking(Do.RELEASE, meant, None, f"release {name}"),
-            _asking(Do.MOVE, meant, _choice("to", "to", owners), f"move {name}")
+            _asking(ActionKind.PAUSE, meant, pauses, f"pause {name}"),
+            _asking(ActionKind.UNPAUSE, meant, None, f"end the pauses of {name}")
+            if is_paused
+            else None,
+            _asking(ActionKind.RESUME, meant, None, f"resume the halted of {name}")
+            if is_halted
+            else None,
+            _asking(ActionKind.RELEASE, meant, None, f"release {name}"),
+            _asking(ActionKind.MOVE, meant, _choice("to", "to", owners), f"move {name}")
             if owners
             else None,
             class_="actions",
@@ -251,7 +266,9 @@ def letter_actions(lease: Lease | None, *, what: str) -> Html:
     """The form that leads to the plan of a redrive, for one lease or for all letters."""
     meant = {"key": lease.key} if lease is not None else {}
     return element(
-        "div", _asking(Do.REDRIVE, meant, _choice("to", "to the", _TO), what), class_="actions"
+        "div",
+        _asking(ActionKind.REDRIVE, meant, _choice("to", "to the", _TO), what),
+        class_="actions",
     )
 
 
@@ -261,14 +278,16 @@ def kclrun_owners(snapshot: Snapshot) -> list[OwnerId]:
     return sorted(owner for owner in owners if Owner.parse(owner) is not None)
 
 
-def _asking(do: Do, meant: Mapping[str, str], more: Html | None = None, name: str = "") -> Html:
+def _asking(
+    kind: ActionKind, meant: Mapping[str, str], more: Html | None = None, name: str = ""
+) -> Html:
     """A form that leads to the plan; it changes nothing."""
     return element(
         "form",
-        _hidden("do", do.value),
+        _hidden("do", kind.value),
         [_hidden(field, value) for field, value in meant.items()],
         more,
-        element("button", f"{name or do.value} …", type="submit"),
+        element("button", f"{name or kind.value} …", type="submit"),
         method="get",
         action=PATH,
     )
@@ -283,27 +302,31 @@ def _hidden(name: str, value: str) -> Html:
     return element("input", type="hidden", name=name, value=value)
 
 
-def plan_body(wish: Wish, plan: Shown, *, notice: str = "") -> Html:
+def plan_body(request: ActionRequest, plan: PlanText, *, notice: str = "") -> Html:
     """The plan, and the form that carries it out, if it changes anything."""
     return joined(
         element("div", element("p", notice), class_="box bad", role="alert") if notice else None,
         element("h2", "The plan"),
         [element("p", word, class_="words") for word in plan.words],
-        _doing(wish, plan) if plan.is_possible else element("p", "Nothing can be done."),
-        _back(wish),
+        _doing(request, plan) if plan.is_possible else element("p", "Nothing can be done."),
+        _back(request),
     )
 
 
-def _doing(wish: Wish, plan: Shown) -> Html:
+def _doing(request: ActionRequest, plan: PlanText) -> Html:
     return element(
         "form",
-        _hidden("do", wish.do.value),
+        _hidden("do", request.kind.value),
         [
             _hidden(name, value)
-            for name, value in (("key", wish.key), ("to", wish.to), ("stream", wish.stream))
+            for name, value in (
+                ("key", request.key),
+                ("to", request.to),
+                ("stream", request.stream),
+            )
             if value
         ],
-        _hidden("lasting", wish.lasting),
+        _hidden("lasting", request.lasting),
         _hidden("basis", plan.basis),
         element(
             "label",
@@ -316,34 +339,34 @@ def _doing(wish: Wish, plan: Shown) -> Html:
                 autocomplete="current-password",
             ),
         ),
-        element("button", f"Do it: {wish.do.value}", type="submit"),
+        element("button", f"Do it: {request.kind.value}", type="submit"),
         method="post",
         action=PATH,
         class_="actions",
     )
 
 
-def _back(wish: Wish) -> Html:
-    target = shard_link(wish.key) if wish.key else link("/", "the fleet")
+def _back(request: ActionRequest) -> Html:
+    target = shard_link(request.key) if request.key else link("/", "the fleet")
     return element("p", "Back to ", target, ".")
 
 
-def act(actions: Actions, wish: Wish, fields: Query) -> tuple[int, Html]:
+def act(actions: Actions, request: ActionRequest, fields: Query) -> tuple[int, Html]:
     """Do what the form says, if its token is right and its plan still holds. Returns: the status,
     and the body of the answer."""
     if not actions.token.is_right(fields.get("token", "")):
         return 403, element("p", "The token is wrong. Nothing was changed.", class_="box bad")
-    if wish.do is Do.REDRIVE:
-        return _redrive(actions, wish, fields)
+    if request.kind is ActionKind.REDRIVE:
+        return _redrive(actions, request, fields)
     try:
-        leases = actions.read(LeaseKey(wish.key) if wish.key else None)
+        leases = actions.read(LeaseKey(request.key) if request.key else None)
     except KclrunError as error:
         words = f"It cannot be read: {error}. Nothing was changed."
         status = 503 if isinstance(error, PASSING) else 409
-        return status, joined(element("p", words, class_="box bad"), _back(wish))
-    plans = plans_of(wish, leases, actions.now())
+        return status, joined(element("p", words, class_="box bad"), _back(request))
+    plans = plans_of(request, leases, actions.now())
     if basis_of(plans) != fields.get("basis"):
-        return 409, plan_body(wish, shown_of(plans), notice=_CHANGED)
+        return 409, plan_body(request, text_of(plans), notice=_CHANGED)
     outcomes = actions.write([plan for plan in plans if plan.change is not None])
     return 200, joined(
         element("h2", "Done"),
@@ -352,19 +375,19 @@ def act(actions: Actions, wish: Wish, fields: Query) -> tuple[int, Html]:
             for key, outcome in outcomes.items()
         ],
         element("p", "Owners see it with their next renewal, within seconds."),
-        _back(wish),
+        _back(request),
     )
 
 
-def _redrive(actions: Actions, wish: Wish, fields: Query) -> tuple[int, Html]:
+def _redrive(actions: Actions, request: ActionRequest, fields: Query) -> tuple[int, Html]:
     letters = actions.letters
     if letters is None:
-        return 409, plan_body(wish, Shown((_NOT_HERE,)))
-    done = letters.redrive(wish.key, wish.to, fields.get("basis", ""))
+        return 409, plan_body(request, PlanText((_NOT_HERE,)))
+    done = letters.redrive(request.key, request.to, fields.get("basis", ""))
     if done is None:
-        return 409, plan_body(wish, letters.plan(wish.key, wish.to), notice=_CHANGED)
-    lines = [element("p", each, class_="words") for each in done]
-    return 200, joined(element("h2", "Done"), lines, _back(wish))
+        return 409, plan_body(request, letters.plan(request.key, request.to), notice=_CHANGED)
+    lines = [element("p", line, class_="words") for line in done]
+    return 200, joined(element("h2", "Done"), lines, _back(request))
 
 
 def _result(outcome: Outcome) -> str:

@@ -270,9 +270,9 @@ def _once(errors: Sequence[ErrorBody]) -> tuple[ErrorBody, ...]:
     """Without the halt by an error that is there with its stack, too."""
     failed = {error.error for error in errors if error.event == "processor_failed"}
     return tuple(
-        each
-        for each in errors
-        if each.event != "lease_halted" or not any(one in each.error for one in failed)
+        error
+        for error in errors
+        if error.event != "lease_halted" or not any(words in error.error for words in failed)
     )
 
 

@@ -187,7 +187,7 @@ def _findings(about: About, snapshot: Snapshot) -> Html:
     more = len(found) - _FINDINGS_MAX
     return joined(
         title,
-        [finding_box(about, each) for each in found[:_FINDINGS_MAX]],
+        [finding_box(about, finding) for finding in found[:_FINDINGS_MAX]],
         element("p", f"{more} more: the command prints all of them.") if more > 0 else None,
         looked_at,
     )
@@ -230,17 +230,17 @@ def _owners(snapshot: Snapshot, lags: Mapping[str, LagSummary]) -> Html:
             by_owner.setdefault(name, []).append(lease)
     held = sorted(
         (_held(name, leases, lags) for name, leases in by_owner.items() if name),
-        key=lambda each: each.name,
+        key=lambda owner: owner.name,
     )
     rows = [
         element(
             "tr",
-            element("th", short(each.name), scope="row", class_="id"),
-            element("td", _group_of(each.name)),
-            element("td", state("silent" if each.name in snapshot.owners.silent else "renewing")),
-            _numbers(each),
+            element("th", short(owner.name), scope="row", class_="id"),
+            element("td", _group_of(owner.name)),
+            element("td", state("silent" if owner.name in snapshot.owners.silent else "renewing")),
+            _numbers(owner),
         )
-        for each in held[:_OWNERS_MAX]
+        for owner in held[:_OWNERS_MAX]
     ]
     heads = ("owner", "group", "its rows", "leases", "halted", "KiB/s", "CPU", "behind")
     count = "1 owner" if len(held) == 1 else f"{len(held)} owners"
@@ -258,16 +258,16 @@ def _groups(snapshot: Snapshot, lags: Mapping[str, LagSummary]) -> Html:
             by_group.setdefault(_group_of(str(lease.owner)), []).append(lease)
     held = sorted(
         (_held(name, leases, lags) for name, leases in by_group.items()),
-        key=lambda each: each.name,
+        key=lambda group: group.name,
     )
     rows = [
         element(
             "tr",
-            element("th", each.name, scope="row"),
-            element("td", each.owners, class_="n"),
-            _numbers(each),
+            element("th", group.name, scope="row"),
+            element("td", group.owners, class_="n"),
+            _numbers(group),
         )
-        for each in held[:_OWNERS_MAX]
+        for group in held[:_OWNERS_MAX]
     ]
     if len(held) < 2:  # the figures are those of the fleet
         return joined()

@@ -13,7 +13,7 @@ from kclrun.model.time import WallTime
 from kclrun.operating.summaries import duration_text, on_one_line, with_short_positions
 from kclrun.page.lag_history import LEVELS, SAMPLES_MAX, measured_every_s
 from kclrun.page.markup import Child, Html, element, joined, link, short
-from kclrun.page.snapshot import OVER, About, Problem, Row, Snapshot
+from kclrun.page.snapshot import OVER, About, ReadProblem, Row, Snapshot
 
 PAGES: Final = (
     ("/", "Fleet"),
@@ -174,7 +174,7 @@ def _read_at(
     )
 
 
-def _problem(problem: Problem) -> Html:
+def _problem(problem: ReadProblem) -> Html:
     return element(
         "div",
         element("p", element("strong", f"{problem.about} since {instant(problem.since)}")),

@@ -18,7 +18,7 @@ from kclrun.model.time import WallTime
 from kclrun.operating.summaries import duration_text, shortened, with_short_positions
 from kclrun.page import layout
 from kclrun.page.markup import Child, Html, element, joined, short
-from kclrun.page.snapshot import About, OutputDestination, Row, Snapshot, rows_of
+from kclrun.page.snapshot import About, Row, ShownOutput, Snapshot, rows_of
 
 _ROWS_MAX: Final = 1_000
 # A checkpoint is at most so far behind where nothing is wrong: `checkpoint.every`, the reading, and
@@ -39,7 +39,7 @@ class Warned(msgspec.Struct, frozen=True):
     words: str
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class OutputVerdict(msgspec.Struct, frozen=True):
     """How an output does, and why, in words; `shards` are those that it holds up."""
 
     word: str
@@ -54,8 +54,8 @@ def leases_to_ask(about: About, snapshot: Snapshot) -> tuple[Lease, ...]:
 
 
 def verdict_of(
-    about: About, snapshot: Snapshot, place: OutputDestination, warned: Mapping[str, Warned]
-) -> Verdict:
+    about: About, snapshot: Snapshot, place: ShownOutput, warned: Mapping[str, Warned]
+) -> OutputVerdict:
     """The verdict on one output. `warned` are the last warnings, by lease."""
     rows = rows_of(snapshot)
     failing = {
@@ -65,12 +65,14 @@ def verdict_of(
     }
     if failing:
         first = next(iter(failing.values()))
-        return Verdict(FAILING, short(with_short_positions(first), _REASON_MAX), tuple(failing))
+        return OutputVerdict(
+            FAILING, short(with_short_positions(first), _REASON_MAX), tuple(failing)
+        )
     read = [row for row in rows if row.state == "owned"]
     if not read:
-        return Verdict(UNKNOWN, "no shard is read now")
+        return OutputVerdict(UNKNOWN, "no shard is read now")
     if any(row.lag is None or row.lag.behind_s is None for row in read):
-        return Verdict(UNKNOWN, "the lag of some shards is not known")
+        return OutputVerdict(UNKNOWN, "the lag of some shards is not known")
     late = _held_up(about, snapshot)
     unexplained = [row for row in late if not _names_other(row, snapshot, place, about, warned)]
     if unexplained:
@@ -80,8 +82,8 @@ def verdict_of(
             f"a checkpoint is {behind} behind: rows wait for an output, or the processor is slow;"
             " nothing that this page can read says which"
         )
-        return Verdict(BEHIND, why, tuple(row.key for row in unexplained))
-    return Verdict(OK)
+        return OutputVerdict(BEHIND, why, tuple(row.key for row in unexplained))
+    return OutputVerdict(OK)
 
 
 def _held_up(about: About, snapshot: Snapshot) -> list[Row]:
@@ -96,7 +98,7 @@ def _held_up(about: About, snapshot: Snapshot) -> list[Row]:
     return [row for _, row in sorted(late, key=lambda pair: (-(pair[0] or 0.0), pair[1].key))]
 
 
-def _failure(row: Row, snapshot: Snapshot, place: OutputDestination, warned: Warned | None) -> str:
+def _failure(row: Row, snapshot: Snapshot, place: ShownOutput, warned: Warned | None) -> str:
     """What this output says of its failure at this shard; empty if it says nothing, or goes on."""
     lease = snapshot.leases.get(row.key)
     if row.state == "halted" and lease is not None and lease.halt is not None:
@@ -110,7 +112,7 @@ def _failure(row: Row, snapshot: Snapshot, place: OutputDestination, warned: War
 def _names_other(
     row: Row,
     snapshot: Snapshot,
-    place: OutputDestination,
+    place: ShownOutput,
     about: About,
     warned: Mapping[str, Warned],
 ) -> bool:
@@ -147,7 +149,7 @@ def _verdicts(about: About, snapshot: Snapshot, warned: Mapping[str, Warned]) ->
     return layout.table(caption, ("output", "where", "verdict"), rows, label="Outputs")
 
 
-def _verdict(place: OutputDestination, verdict: Verdict) -> Html:
+def _verdict(place: ShownOutput, verdict: OutputVerdict) -> Html:
     held: Child = None
     if verdict.shards:
         held = joined("It holds up " if verdict.word == FAILING else "Shards: ")

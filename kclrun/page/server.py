@@ -10,7 +10,7 @@ from typing import Final
 
 from kclrun.model.stream import display_name, is_loopback_host
 from kclrun.observe.endpoint import Answer, Feed, HttpEndpoint, Query, Route
-from kclrun.page.acting import PATH, Actions, act, fleet_actions, plan_body, plan_of, wish_of
+from kclrun.page.acting import PATH, Actions, act, fleet_actions, plan_body, plan_of, request_of
 from kclrun.page.detail_view import Details, letters_body
 from kclrun.page.fleet_view import fleet_body, settings_body
 from kclrun.page.layout import page
@@ -91,11 +91,11 @@ def forms(about: About, look: Callable[[], Snapshot], actions: Actions) -> dict[
     """The paths that take a form, each with the function that does it and makes its answer."""
 
     def done(fields: Query) -> Answer:
-        wish = wish_of(fields)
-        if wish is None:
+        request = request_of(fields)
+        if request is None:
             return Answer(b"no such action\n", status=400)
-        status, body = act(actions, wish, fields)
-        answer = page(about, look(), PATH, {}, title=wish.title, body=body, is_still=True)
+        status, body = act(actions, request, fields)
+        answer = page(about, look(), PATH, {}, title=request.title, body=body, is_still=True)
         return Answer(answer, _HTML, status)
 
     return {PATH: done}
@@ -148,11 +148,11 @@ def routes(
         return Answer(page(about, snapshot, "/shard", query, title=title, body=body), _HTML, status)
 
     def plan(query: Query) -> Answer:
-        wish, snapshot = wish_of(query), look()
-        if wish is None or actions is None:
+        request, snapshot = request_of(query), look()
+        if request is None or actions is None:
             return Answer(b"no such action\n", status=400)
-        body = plan_body(wish, plan_of(actions, wish, snapshot))
-        answer = page(about, snapshot, PATH, {}, title=wish.title, body=body, is_still=True)
+        body = plan_body(request, plan_of(actions, request, snapshot))
+        answer = page(about, snapshot, PATH, {}, title=request.title, body=body, is_still=True)
         return Answer(answer, _HTML)
 
     def fleet(snapshot: Snapshot, _: Query) -> Html:

@@ -141,7 +141,10 @@ def lineage_body(snapshot: Snapshot, ended: Collection[str] = frozenset()) -> Ht
         descent.key: _standing(states.get(descent.key), judge, descent.key)
         for descent in lineage.descents
     }
-    rows = [_descent(each, states.get(each.key), words[each.key]) for each in lineage.descents]
+    rows = [
+        _descent(descent, states.get(descent.key), words[descent.key])
+        for descent in lineage.descents
+    ]
     left = (
         f" {lineage.left_out} more are not shown: beyond {ROWS_MAX}, or rows that name each other"
         " as parents."
@@ -284,7 +287,7 @@ def shard_body(
     if row is None and key not in snapshot.shards:
         return None
     found = findings_besides_halts(snapshot)
-    findings = [finding_box(about, each) for each in found or () if key in each.keys]
+    findings = [finding_box(about, finding) for finding in found or () if key in finding.keys]
     return joined(
         _halt(about, lease, row),
         _pause(about, lease, snapshot),

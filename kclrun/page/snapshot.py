@@ -15,14 +15,21 @@ from kclrun.model.stream import display_name
 from kclrun.model.text import escaped
 from kclrun.model.time import Instant, WallTime
 from kclrun.operating.doctor.findings import Finding
-from kclrun.operating.summaries import Lag, LagSummary, LeaseSummary, lag_line, line_of, waiting_for
+from kclrun.operating.summaries import (
+    Lag,
+    LagSummary,
+    LeaseSummary,
+    lag_summary,
+    lease_summary,
+    waiting_for,
+)
 
 # How urgent a row of a list is: an operator is needed; the lease does not move; it works; it ended.
 URGENT, IDLE, WORKING, OVER = range(4)
 _NOBODY: Final = OwnerId("kclrun::page:0")
 
 
-class OutputDestination(msgspec.Struct, frozen=True):
+class ShownOutput(msgspec.Struct, frozen=True):
     """An output of the settings: its name, its setting as errors name it, its destination without
     secrets, and how long a roll is open."""
 
@@ -52,7 +59,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     letters: str = ""
     has_actions: bool = False
     refresh_s: int = 10
-    outputs: tuple[OutputDestination, ...] = ()
+    outputs: tuple[ShownOutput, ...] = ()
     plan: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
 
     def of_shard(self, command: str, key: str) -> str:
@@ -60,7 +67,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
         return f"{command} {shlex.quote(escaped(display_name(key)))}"
 
 
-class Problem(msgspec.Struct, frozen=True):
+class ReadProblem(msgspec.Struct, frozen=True):
     """Why a value is not known, or is known only from an earlier reading."""
 
     about: str
@@ -106,7 +113,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     history: Mapping[str, bytes] = {}
     owners: Owners = Owners()
     findings: tuple[Finding, ...] | None = None
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[ReadProblem, ...] = ()
 
 
 def owners_seen(
@@ -122,7 +129,7 @@ def owners_seen(
 def rows_of(snapshot: Snapshot) -> tuple[Row, ...]:
     """Every lease, listed shard without one, and broken row, in the order of their keys."""
     rows = [
-        _of_lease(line_of(lease, snapshot.taken_at), lease, snapshot)
+        _of_lease(lease_summary(lease, snapshot.taken_at), lease, snapshot)
         for lease in snapshot.leases.values()
     ]
     rows += [
@@ -198,7 +205,7 @@ def _lag_now(
     if not since:
         return lag, False
     waits = Lag(max(0.0, snapshot.taken_at - since), None, note=lag.note if lag else "")
-    return lag_line(
+    return lag_summary(
         shard=line.shard,
         state=line.state,
         owner=line.owner,

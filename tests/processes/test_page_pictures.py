@@ -15,7 +15,7 @@ from kclrun.model.lease import Halt, Load, OwnerId, Pause
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 from kclrun.operating.doctor.findings import Finding, Kind
-from kclrun.operating.summaries import Lag, lag_line
+from kclrun.operating.summaries import Lag, lag_summary
 from kclrun.page.lag_history import LagHistory
 from kclrun.page.snapshot import Owners
 from tests.processes.page_browser import needs_chromium
@@ -65,7 +65,7 @@ def fleet():
         seconds = behind[each.key]
         lag = Lag(seconds, WallTime(NOW - seconds), note="")
         state = "halted" if each.halt else "paused" if each.pause else "owned"
-        lags[each.key] = lag_line(
+        lags[each.key] = lag_summary(
             shard=each.key,
             state=state,
             owner=each.owner or "",

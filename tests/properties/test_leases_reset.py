@@ -15,7 +15,7 @@ from kclrun.operating.doctor.diagnosis import diagnose
 from kclrun.operating.doctor.findings import Gravity
 from kclrun.operating.positions import parse_kept, plan_positions
 from kclrun.operating.reset import ResetStart, is_written, plan_reset, position_at
-from kclrun.operating.summaries import line_of
+from kclrun.operating.summaries import lease_summary
 from kclrun.protocol.writes import ConditionFailed
 from tests.examples import seeds
 from tests.properties.test_doctor_healthy import Fleet, circumstances_of
@@ -163,7 +163,7 @@ def test_a_fleet_that_starts_while_it_is_reset_reads_nothing_out_of_order(seed):
 
 def kept_of(fleet):
     """The positions of the fleet now, through the text that `kclrun leases --json` prints."""
-    lines = msgspec.to_builtins([line_of(row, float(fleet.clock)) for row in fleet.rows()])
+    lines = msgspec.to_builtins([lease_summary(row, float(fleet.clock)) for row in fleet.rows()])
     return parse_kept(json.dumps(lines).encode(), "kept.json")
 
 

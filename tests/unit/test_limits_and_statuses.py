@@ -93,7 +93,7 @@ FACING_AWS = (
 )
 # Bounds of our own that have the number of a limit of AWS, each with what it bounds.
 OF_OUR_OWN = {
-    ("config/schema.py", "SHARDS_MAX"): "shards of a stream on an emulator",
+    ("config/embedded.py", "SHARDS_MAX"): "shards of a stream on an emulator",
     ("config/yaml_reader.py", "TEXT_BYTES_MAX"): "a file of settings",
     ("traffic/hot_shards.py", "_BEHIND_MS_MIN"): "ten seconds",
     ("model/subscribing.py", "BEHIND_MS_MAX"): "ten seconds",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from kclrun.cli.dead_letters.redrive import (
     redrives_of,
 )
 from kclrun.cli.messages import echo
+from kclrun.cli.reports import print_json, print_report
 from kclrun.cli.tables import print_table, terminal_width
 from kclrun.cli.times import TimeType, time_option
 from kclrun.cli.user_code import dead_letter_folder
@@ -115,10 +115,14 @@ def list_letters(config: ConfigChoice, *, as_json: bool, with_payload: bool, **f
         raise click.UsageError("--payload goes with --json.")
     with _letters(config, filters, keeps_payloads=with_payload) as chosen:
         listed = chosen.kept
-    if as_json:
-        echo(json.dumps([_plain(kept, with_payload=with_payload) for kept in listed], indent=2))
-    else:
-        _print_list([kept.letter for kept in listed])
+    print_report(
+        listed,
+        lambda listed: _print_list([kept.letter for kept in listed]),
+        as_json=as_json,
+        in_json=lambda listed: print_json(
+            [_plain(kept, with_payload=with_payload) for kept in listed]
+        ),
+    )
     folder = dead_letter_folder(chosen.configuration.settings)
     is_missing = folder is not None and not folder.exists()
     missing = f": the folder {folder} does not exist" if is_missing else ""

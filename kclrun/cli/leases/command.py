@@ -6,10 +6,10 @@ age is never computed: `--age` watches the counters for a while. `kclrun lag` re
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -29,6 +29,7 @@ from kclrun.cli.leases.pause import pause, resume
 from kclrun.cli.leases.rows import aws_of, lease_of, print_failure
 from kclrun.cli.leases.views import failover_of, scan_leases
 from kclrun.cli.messages import command_of, echo
+from kclrun.cli.reports import print_report
 from kclrun.cli.times import DURATION
 from kclrun.config.units import Duration
 from kclrun.leases.policy import ManagerPolicy
@@ -135,7 +136,7 @@ def leases(
         return show_hot(aws, endpoints, as_json=as_json, with_keys=show_keys)
     if explain:
         return explain_owners(aws, owner, as_json=as_json)
-    lines = views.lease_lines(aws, with_age=with_age)
+    lines = views.lease_summaries(aws, with_age=with_age)
     _show(lines, by, as_json=as_json)
     if by is None and not as_json:
         views.print_remedy(lines, command_of("leases", config.file, config.overrides))
@@ -251,14 +252,9 @@ def _index_plan(table: str, state: IndexState) -> str:
 def _show(lines: Sequence[LeaseSummary], by: str | None, *, as_json: bool) -> None:
     if by is not None:
         totals = views.totals(lines, by)
-        if as_json:
-            echo(json.dumps(totals, indent=2))
-        else:
-            views.print_totals(totals, by)
-    elif as_json:
-        echo(json.dumps(msgspec.to_builtins(lines), indent=2))
+        print_report(totals, partial(views.print_totals, by=by), as_json=as_json)
     else:
-        views.print_lines(lines)
+        print_report(lines, views.print_lines, as_json=as_json)
 
 
 # `--explain` runs the managers' own planner on two scans that are a failover apart. So an expired
@@ -309,10 +305,7 @@ def explain_owners(aws: Aws, named: str | None, *, as_json: bool) -> int:
         )
         for owner in owners
     ]
-    if as_json:
-        echo(json.dumps(msgspec.to_builtins(explained), indent=2))
-    else:
-        print_explanations(explained)
+    print_report(explained, print_explanations, as_json=as_json)
     return exit_codes.DRAINED
 
 
@@ -334,12 +327,12 @@ def print_explanations(explained: Sequence[Explanation]) -> None:
     """Print a paragraph for each owner, a line for each decision."""
     if not explained:
         echo("No kclrun owner renews a lease now. What one that starts would do:  --owner new")
-    for number, each in enumerate(explained):
+    for number, explanation in enumerate(explained):
         if number:
             echo("")
-        held = "1 lease" if each.leases == 1 else f"{each.leases} leases"
-        echo(f"{each.owner} ({held})")
-        for decision in each.decisions:
+        held = "1 lease" if explanation.leases == 1 else f"{explanation.leases} leases"
+        echo(f"{explanation.owner} ({held})")
+        for decision in explanation.decisions:
             echo(f"  {decision.sentence}")
 
 

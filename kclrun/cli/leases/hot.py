@@ -7,7 +7,6 @@ credentials of the caller.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException
@@ -19,6 +18,7 @@ import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.messages import echo
+from kclrun.cli.reports import print_json, print_report
 from kclrun.cli.tables import print_table
 from kclrun.codec.kpl import effective_hash_key, open_aggregates
 from kclrun.config.units import parse_listen
@@ -67,10 +67,12 @@ def show_hot(aws: Aws, urls: Sequence[str], *, as_json: bool, with_keys: bool) -
     leases = [lease for url in urls or [_url_of(settings)] for lease in _leases(url, settings)]
     leases.sort(key=lambda lease: (-(lease.traffic.load if lease.traffic else -inf), lease.shard))
     names = _names(aws, leases) if with_keys else {}
-    if as_json:
-        echo(json.dumps([_plain(lease, names) for lease in leases], indent=2))
-    else:
-        _print(leases, names)
+    print_report(
+        leases,
+        lambda leases: _print(leases, names),
+        as_json=as_json,
+        in_json=lambda leases: print_json([_plain(lease, names) for lease in leases]),
+    )
     return exit_codes.DRAINED
 
 

@@ -33,7 +33,7 @@ from kclrun.model.lease import Lease, LeaseKey, Scope
 from kclrun.model.stream import ONLY_STREAM, StreamKey, display_name, stream_name_of, stream_of
 from kclrun.model.text import some_of
 from kclrun.model.time import WallTime
-from kclrun.operating.changes import Change, Plan, Reach, plan_going_on, plan_pause
+from kclrun.operating.changes import LeasePlan, OperatorChange, Reach, plan_going_on, plan_pause
 from kclrun.protocol.fence import renew_interval_s
 from kclrun.protocol.writes import Applied, ConditionFailed
 
@@ -82,7 +82,9 @@ def pause(
         raise click.UsageError("--for is more than 0s.")
 
     plan = partial(plan_pause, for_s=lasting)
-    return _change(aws_of(config), (shards, stream, is_all), plan, is_confirmed=yes)
+    aws = aws_of(config)
+    reach = reach_of(aws, shards, stream, is_all=is_all)
+    return _change(aws, reach, plan, is_confirmed=yes)
 
 
 @click.command(cls=ConfigCommand)
@@ -110,13 +112,16 @@ def resume(
     kclrun resume --config app.yaml 2 --yes                  one shard, halted or paused
     kclrun resume --config app.yaml --all --yes              every shard that is paused
     """
-    return _change(aws_of(config), (shards, stream, is_all), plan_going_on, is_confirmed=yes)
+    aws = aws_of(config)
+    reach = reach_of(aws, shards, stream, is_all=is_all)
+    return _change(aws, reach, plan_going_on, is_confirmed=yes)
 
 
 def resume_shards(aws: Aws, shards: Sequence[str]) -> int:
     """Resume these leases now; the exit code. Raises: NotFound for a shard without a lease; a
     ServiceError leaf."""
-    return _change(aws, (shards, None, False), plan_going_on, is_confirmed=True)
+    reach = reach_of(aws, shards, None, is_all=False)
+    return _change(aws, reach, plan_going_on, is_confirmed=True)
 
 
 def reach_of(aws: Aws, shards: Sequence[str], stream: str | None, *, is_all: bool) -> Reach:
@@ -125,7 +130,7 @@ def reach_of(aws: Aws, shards: Sequence[str], stream: str | None, *, is_all: boo
     Raises: click.UsageError unless exactly one of the three is given, or for an unknown stream;
     NotFound for a shard without a lease; a ServiceError leaf.
     """
-    if bool(shards) + (stream is not None) + is_all != 1:
+    if [bool(shards), stream is not None, is_all].count(True) != 1:
         raise click.UsageError("Name shards, or give --stream NAME, or --all.")
     if is_all:
         return Reach(Scope.ALL)
@@ -154,25 +159,22 @@ def _stream_named(aws: Aws, name: str) -> StreamKey:
 
 def _change(
     aws: Aws,
-    named: tuple[Sequence[str], str | None, bool],
-    plan: Callable[[Sequence[Lease], Reach, WallTime], tuple[Plan, ...]],
+    reach: Reach,
+    plan: Callable[[Sequence[Lease], Reach, WallTime], tuple[LeasePlan, ...]],
     *,
     is_confirmed: bool,
 ) -> int:
-    shards, stream, is_all = named
-    reach = reach_of(aws, shards, stream, is_all=is_all)
-
-    def planned() -> tuple[Plan, ...]:
+    def planned() -> tuple[LeasePlan, ...]:
         return plan(views.scan_leases(aws), reach, aws.dynamodb_client.service_time())
 
     plans = planned()
     shown = plans[: most_on_terminal(_PLANS_SHOWN_MAX)]
-    for each in shown:
-        echo(each.words)
+    for plan_of_lease in shown:
+        echo(plan_of_lease.words)
     if len(shown) < len(plans):
         echo(f"… and {len(plans) - len(shown)} more leases")
     if ends_with_plan(
-        is_confirmed=is_confirmed, has_changes=any(each.change is not None for each in plans)
+        is_confirmed=is_confirmed, has_changes=any(plan.change is not None for plan in plans)
     ):
         return exit_codes.DRAINED
     written: Written = {}
@@ -181,14 +183,16 @@ def _change(
             break
         written |= write_all(aws, due)
         plans = planned()
-    return _print_written(aws, written, [each.key for each in _due(plans, written)])
+    return _print_written(aws, written, [plan.key for plan in _due(plans, written)])
 
 
 # A lease may be halted and paused: these are two changes of its row.
-Written = dict[tuple[LeaseKey, type[Change]], RowOutcome]
+Written = dict[tuple[LeaseKey, type[OperatorChange]], RowOutcome]
 
 
-def _due(plans: Sequence[Plan], written: Container[tuple[LeaseKey, type[Change]]]) -> list[Plan]:
+def _due(
+    plans: Sequence[LeasePlan], written: Container[tuple[LeaseKey, type[OperatorChange]]]
+) -> list[LeasePlan]:
     return [
         plan
         for plan in plans
@@ -196,7 +200,7 @@ def _due(plans: Sequence[Plan], written: Container[tuple[LeaseKey, type[Change]]
     ]
 
 
-def write_all(aws: Aws, plans: Sequence[Plan]) -> Written:
+def write_all(aws: Aws, plans: Sequence[LeasePlan]) -> Written:
     """Write the changes of these plans; the outcome of each."""
     changes = [plan.change for plan in plans if plan.change is not None]
     outcomes = write_rows(changes, aws.table.write)
@@ -210,7 +214,9 @@ def _print_written(aws: Aws, written: Written, unwritten: Sequence[LeaseKey]) ->
         leases = "1 lease" if len(done) == 1 else f"{len(done)} leases"
         echo(f"{leases} changed. Owners see it with their next renewal, within {seen_s:.1f} s")
     moved = [
-        display_name(key) for (key, _), each in written.items() if isinstance(each, ConditionFailed)
+        display_name(key)
+        for (key, _), outcome in written.items()
+        if isinstance(outcome, ConditionFailed)
     ]
     if moved:
         echo(

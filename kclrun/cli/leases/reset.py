@@ -7,11 +7,11 @@ must not be reset now, shows the plan, and sends it. Each write is conditional o
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, assert_never
 
 import click
 import msgspec
@@ -29,7 +29,7 @@ from kclrun.cli.lag import lag_of_lease
 from kclrun.cli.leases import views
 from kclrun.cli.leases.rows import lease_of, print_failures, write_rows
 from kclrun.cli.messages import echo
-from kclrun.cli.services import refuse_expired, utc
+from kclrun.cli.services import refuse_expired
 from kclrun.cli.tables import most_on_terminal
 from kclrun.cli.times import GivenTime, TimeType, time_option
 from kclrun.config.changes import refuse_changes
@@ -39,9 +39,9 @@ from kclrun.config.units import StartPosition
 from kclrun.errors import SettingsError, TableRefused
 from kclrun.leases.shard_sync import Listing
 from kclrun.model.lease import Halt, Lease, LeaseKey
-from kclrun.model.output import OutputDestination, file_name, setting_of
-from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.stream import StreamKey, display_name, qualified_shards, stream_of
+from kclrun.model.output import setting_of
+from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON
+from kclrun.model.stream import StreamKey, qualified_shards, stream_of
 from kclrun.model.time import Instant, WallTime, backoff_s
 from kclrun.operating.positions import (
     KEPT_BYTES_MAX,
@@ -62,15 +62,25 @@ from kclrun.operating.reset import (
     refuse_life,
     refuse_owners,
 )
-from kclrun.operating.summaries import shortened
+from kclrun.operating.reset_words import (
+    StreamReset,
+    halt_reason,
+    moved_in_words,
+    output_in_words,
+    position_after,
+    removed_in_words,
+)
 from kclrun.ports import LeaseTable, ShardFilter
 from kclrun.protocol.writes import (
     Applied,
     ConditionFailed,
     CreateLease,
     Outcome,
+    OutcomeUnknown,
     Refused,
     ResetLease,
+    Throttled,
+    Unavailable,
     keys_of,
 )
 
@@ -106,16 +116,6 @@ class _ResetOptions(msgspec.Struct, frozen=True):
     shards: tuple[str, ...]
     drops_state: bool = False
     kept: KeptPositions | None = None
-
-
-class _Reset(msgspec.Struct, frozen=True):
-    """The plan of one stream, with the rows as they are. `notes` are about kept positions."""
-
-    stream: StreamKey
-    name: str
-    plan: ResetPlan
-    rows: Mapping[LeaseKey, Lease]
-    notes: Mapping[LeaseKey, str]
 
 
 @click.command(cls=ConfigCommand)
@@ -220,9 +220,9 @@ def _reset(aws: Aws, asked: _ResetOptions, *, is_confirmed: bool) -> int:
     if is_confirmed:
         refuse_native(aws)
         rows = watched_rows(aws, rows)
-    resets = [_planned(aws, (each, opened[each]), rows, asked, keys) for each in chosen]
-    for each in resets:
-        _show(each, aws.settings, asked.text)
+    resets = [_planned(aws, (key, opened[key]), rows, asked, keys) for key in chosen]
+    for planned in resets:
+        _show(planned, aws.settings, asked.text)
     _show_what_stays(aws.settings, rows)
     if not is_confirmed:
         echo("Stop the fleet first.")
@@ -307,7 +307,7 @@ def _planned(
     rows: Iterable[Lease],
     asked: _ResetOptions,
     keys: Iterable[LeaseKey],
-) -> _Reset:
+) -> StreamReset:
     """Raises: TableRefused, SettingsError for a time that the stream does not keep; ServiceError
     leaves."""
     key, stream = source
@@ -322,13 +322,13 @@ def _planned(
     begin = ResetStart(
         start.sentinel if start.at is None else position_at(start.at),
         listing.listed_at,
-        Halt(_reason(asked.text, now), now, now),
+        Halt(halt_reason(asked.text, now), now, now),
         stream.summary.created_at,
     )
-    shards = frozenset(each for each in keys if stream_of(each) == key)
+    shards = frozenset(shard for shard in keys if stream_of(shard) == key)
     known = {row.key: row for row in mine}
     if asked.kept is not None:
-        kept = {each: at for each, at in asked.kept.items() if stream_of(each) == key}
+        kept = {shard: at for shard, at in asked.kept.items() if stream_of(shard) == key}
         if not kept:
             raise SettingsError(f"{asked.text} has no position of {name}")
         plan = (
@@ -336,13 +336,13 @@ def _planned(
             if shards
             else plan_positions(mine, listing, kept, begin)
         )
-        return _Reset(key, name, plan, known, _notes(plan, known, stream))
+        return StreamReset(key, name, plan, known, _notes(plan, known, stream))
     if shards:
         plan = plan_shards(mine, listing, shards, begin)
     else:
         there = stream.admin.list_shards(ShardFilter.at(start.sentinel, start.at))
         plan = plan_reset(mine, listing, qualified_shards(key, there), begin)
-    return _Reset(key, name, plan, known, {})
+    return StreamReset(key, name, plan, known, {})
 
 
 def _notes(
@@ -353,7 +353,7 @@ def _notes(
 
     def of(write: ResetLease | CreateLease) -> tuple[LeaseKey, str]:
         (key,) = keys_of(write)
-        to = _position_of(write)
+        to = position_after(write)
         row = known.get(key)
         is_forward = (
             row is not None and (to == SHARD_END or not to.is_sentinel) and row.checkpoint < to
@@ -367,33 +367,13 @@ def _notes(
         return dict(pool.map(of, (*plan.begin, *plan.end)))
 
 
-def _position_of(write: ResetLease | CreateLease) -> ExtendedSequenceNumber:
-    return write.lease.checkpoint if isinstance(write, CreateLease) else write.position
-
-
-def _reason(to: str, now: WallTime) -> str:
-    """On halted rows until the reset is complete; to the millisecond, so of this reset alone."""
-    return (
-        f"a reset to {to} was begun at {utc(now)} and is not complete\nStop every manager of the"
-        " application, and repeat  kclrun reset"
-    )
-
-
-def _show(each: _Reset, settings: Settings, to: str) -> None:
-    plan, rows = each.plan, each.rows
-    echo(f"{each.name}, table {settings.table}: to {to}, generation {plan.generation}")
-    _show_rows(_begun(each, write, to) for write in (*plan.begin, *plan.end))
-    coming = {key for write in plan.begin for key in keys_of(write)}
-    removed = []
-    for write in plan.remove:
-        comes_again = not coming.isdisjoint(rows[write.key].parents)
-        coming |= {write.key} if comes_again else set()
-        why = "it comes again when its parents end" if comes_again else "its children go on"
-        before = shortened(str(rows[write.key].checkpoint))
-        removed.append(f"{display_name(write.key)}: {before}, removed: {why}")
-    _show_rows(removed)
-    for place in output_places(settings, each.stream):
-        echo(f"  {setting_of(place.name)}: {_fate(place, plan.generation)}")
+def _show(planned: StreamReset, settings: Settings, to: str) -> None:
+    generation = planned.plan.generation
+    echo(f"{planned.name}, table {settings.table}: to {to}, generation {generation}")
+    _show_rows(moved_in_words(planned, to))
+    _show_rows(removed_in_words(planned))
+    for place in output_places(settings, planned.stream):
+        echo(f"  {setting_of(place.name)}: {output_in_words(place, generation)}")
     if settings.state is not None:
         echo("  state: dropped, with its timers: each lease begins with an empty one")
 
@@ -407,37 +387,6 @@ def _show_rows(lines: Iterable[str]) -> None:
         echo(f"  … and {len(rows) - len(shown)} more")
 
 
-def _begun(each: _Reset, write: ResetLease | CreateLease, to: str) -> str:
-    (key,) = keys_of(write)
-    note = each.notes.get(key)
-    where = to if note is None else shortened(str(_position_of(write)))
-    noted = f"; {note}" if note else ""
-    if isinstance(write, CreateLease):
-        return f"{display_name(key)}: new, at {where}{noted}"
-    halted = "; its halt goes" if each.rows[key].halt is not None else ""
-    before = shortened(str(each.rows[key].checkpoint))
-    return f"{display_name(key)}: {before} to {where}{noted}{halted}"
-
-
-def _fate(place: OutputDestination, generation: int) -> str:
-    """What happens to the rows of one output [K4]."""
-    if place.grows:
-        name = file_name("SHARD", generation)
-        return f"rows go to new files, {name}.jsonl in {place.path}; those of before stay"
-    if place.s3 is not None or place.path is not None:
-        where = place.s3 or place.path
-        return (
-            f"rows appear again, in folders …/SHARD/{generation}/ of {where}; those of before stay"
-        )
-    if place.sql is not None and place.is_upsert:
-        return f"rows appear again in {place.table}, and replace those of the same key"
-    if place.sql is not None:
-        return f"rows are inserted again into {place.table}, beside those of before"
-    if place.dynamodb is not None:
-        return f"items are put again into {place.dynamodb}, over those of the same key"
-    return "messages are sent again; a FIFO queue or topic takes them, too"
-
-
 def _show_what_stays(settings: Settings, rows: Iterable[Lease]) -> None:
     echo("What the processor itself did elsewhere, it does again for records read again.")
     if settings.on_error.then == "dead-letter":
@@ -449,11 +398,11 @@ def _show_what_stays(settings: Settings, rows: Iterable[Lease]) -> None:
         echo("Leases have owners: with --yes nothing is written while one of them renews.")
 
 
-def _write(aws: Aws, each: _Reset, to: str) -> int:
+def _write(aws: Aws, planned: StreamReset, to: str) -> int:
     """Make the writes, stage by stage; the exit code. A stage that fails is the last one."""
-    plan, patience_s = each.plan, float(aws.settings.aws.start_timeout)
+    plan, patience_s = planned.plan, float(aws.settings.aws.start_timeout)
     try:
-        for stage in _stages(plan):
+        for stage in plan.stages:
             outcomes = write_rows(stage, partial(_settled, aws.table, patience_s))
             failed = [
                 (keys_of(write)[0], outcome)
@@ -468,18 +417,8 @@ def _write(aws: Aws, each: _Reset, to: str) -> int:
         echo(_INCOMPLETE, err=True)
         raise
     moved, removed = len(plan.begin) + len(plan.end), len(plan.remove)
-    echo(f"{each.name}: {moved} leases are at {to}, {removed} were removed")
+    echo(f"{planned.name}: {moved} leases are at {to}, {removed} were removed")
     return exit_codes.DRAINED
-
-
-def _stages(plan: ResetPlan) -> Iterator[Sequence[ResetWrite]]:
-    """The rows of a stage may be written in any order. The next stage is sent when all of the one
-    before was taken."""
-    yield (*plan.begin, *plan.halt)
-    yield plan.end
-    for write in plan.remove:
-        yield (write,)
-    yield plan.finish
 
 
 def _settled(table: LeaseTable, patience_s: float, write: ResetWrite) -> Outcome:
@@ -493,6 +432,10 @@ def _settled(table: LeaseTable, patience_s: float, write: ResetWrite) -> Outcome
                 return Applied(row) if is_written(write, row) else outcome
             case Applied() | Refused():
                 return outcome
+            case Throttled() | Unavailable() | OutcomeUnknown():
+                pass
+            case _:
+                assert_never(outcome)
         attempt += 1
         pause_s = backoff_s(attempt, 1.0)
         if time.monotonic() + pause_s >= deadline:

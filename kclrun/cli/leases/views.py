@@ -23,7 +23,7 @@ from kclrun.observe.sample import how_to_resume
 from kclrun.operating.summaries import (
     LeaseSummary,
     host_of,
-    line_of,
+    lease_summary,
     on_one_line,
     shortened,
     with_short_positions,
@@ -40,7 +40,7 @@ ON_TERMINAL: Final = {"checkpoint": shortened, NOTE: with_short_positions}
 IF_NARROW: Final = {"owner": host_of, "shard": short_name}
 
 
-def lease_lines(aws: Aws, *, with_age: bool) -> tuple[LeaseSummary, ...]:
+def lease_summaries(aws: Aws, *, with_age: bool) -> tuple[LeaseSummary, ...]:
     """Read the table, twice with `with_age`, one failover apart.
 
     Raises: a ServiceError leaf; NotFound while the lease table does not exist.
@@ -52,7 +52,7 @@ def lease_lines(aws: Aws, *, with_age: bool) -> tuple[LeaseSummary, ...]:
         renewed = {lease.key: counters.get(lease.key) != lease.counter for lease in leases}
     lines = []
     for lease in leases:
-        line = line_of(lease, WallTime(time.time()))
+        line = lease_summary(lease, WallTime(time.time()))
         if with_age and line.state in {"owned", "halted", "paused"}:
             line = msgspec.structs.replace(line, is_renewed=renewed[lease.key])
         lines.append(line)
@@ -131,7 +131,8 @@ def print_lines(lines: Sequence[LeaseSummary]) -> None:
     has_age = any(line.is_renewed is not None for line in lines)
     has_load = any(line.load_kbps is not None for line in lines)
     titles = ["shard", "state", "owner", "checkpoint", "counter", "switches"]
-    titles += ["KiB/s", "CPU"] * has_load + ["renewing"] * has_age + ["note"]
+    titles += ["KiB/s", "CPU"] if has_load else []
+    titles += ["renewing", "note"] if has_age else ["note"]
     rows = [
         [
             *_cells(line),

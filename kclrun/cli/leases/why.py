@@ -6,10 +6,10 @@ that were copied from others, and from S3.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +19,7 @@ import msgspec
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
 from kclrun.cli.messages import echo
+from kclrun.cli.reports import print_report
 from kclrun.cli.tables import most_on_terminal
 from kclrun.cli.times import GivenTime, time_option
 from kclrun.errors import NotFound, ServiceError
@@ -30,7 +31,7 @@ from kclrun.model.stream import display_name, qualified_shards, shard_id_of, spe
 from kclrun.model.time import WallTime
 from kclrun.observe.story import ReadStory, read_story
 from kclrun.operating.finished import Finished, ended_in_stories
-from kclrun.operating.story import Story, finished_words, present, story_of
+from kclrun.operating.story import Sentence, Story, finished_words, present, story_of
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws
@@ -84,18 +85,15 @@ def why(
     found = gathered(aws, folders)
     key, standing = _standing(aws, shard, found)
     story = story_of(key, found.entries.values(), until)
-    now = () if until is not None else tuple(standing.sentences(story))
-    if as_json:
-        plain = _plain(key, story, until, now)
-        is_finished = None if until is not None else standing.is_finished
-        echo(json.dumps(plain | {"is_finished": is_finished}, indent=2))
-    else:
-        echo(display_name(key))
-        _show(story, shows_all=shows_all)
-        if until is not None:
-            now = (f"At {_day(until)} {_clock(until)} {story.state}.",)
-        for line in now:
-            echo(line)
+    explained = ShardExplanation(
+        shard=key,
+        until=until,
+        sentences=story.sentences,
+        state=story.state,
+        now=() if until is not None else tuple(standing.sentences(story)),
+        is_finished=None if until is not None else standing.is_finished,
+    )
+    print_report(explained, partial(_show, shows_all=shows_all), as_json=as_json)
     if not story.sentences:
         echo("No transition of this shard is recorded where this command looked.", err=True)
     if found.damaged or found.unread:
@@ -104,6 +102,18 @@ def why(
             err=True,
         )
     return exit_codes.DRAINED
+
+
+class ShardExplanation(msgspec.Struct, frozen=True):
+    """A shard, explained: times in seconds since 1970, as in the entries. `state` is that of the
+    end of the story; `now`, the present state of the row, is empty with --at."""
+
+    shard: LeaseKey
+    until: WallTime | None
+    sentences: Sequence[Sentence]
+    state: str
+    now: tuple[str, ...]
+    is_finished: bool | None
 
 
 class _Standing(msgspec.Struct, frozen=True):
@@ -212,30 +222,21 @@ def gathered(
     return found
 
 
-def _plain(
-    key: LeaseKey, story: Story, until: WallTime | None, now: tuple[str, ...]
-) -> dict[str, object]:
-    """For JSON: times in seconds since 1970, as in the entries. `state` is that of the end of the
-    story; `now`, the present state of the row, is empty with --at."""
-    return {
-        "shard": key,
-        "until": until,
-        "sentences": [{"at": sentence.at, "text": sentence.text} for sentence in story.sentences],
-        "state": story.state,
-        "now": now,
-    }
-
-
-def _show(story: Story, *, shows_all: bool) -> None:
+def _show(explained: ShardExplanation, *, shows_all: bool) -> None:
+    echo(display_name(explained.shard))
     most = None if shows_all else most_on_terminal(_LINES_MAX)
-    shown = story.sentences if most is None else story.sentences[-most:]
-    if len(shown) < len(story.sentences):
-        echo(f"… {len(story.sentences) - len(shown)} lines before these: --all shows them")
+    shown = explained.sentences if most is None else explained.sentences[-most:]
+    if len(shown) < len(explained.sentences):
+        echo(f"… {len(explained.sentences) - len(shown)} lines before these: --all shows them")
     day = ""
-    for each in shown:
-        if day != (day := _day(each.at)):
+    for sentence in shown:
+        if day != (day := _day(sentence.at)):
             echo(day)
-        echo(f"{_clock(each.at)}  {each.text}")
+        echo(f"{_clock(sentence.at)}  {sentence.text}")
+    if explained.until is not None:
+        echo(f"At {_day(explained.until)} {_clock(explained.until)} {explained.state}.")
+    for line in explained.now:
+        echo(line)
 
 
 def _day(at: float) -> str:

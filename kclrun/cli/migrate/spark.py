@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, assert_never
 
 import msgspec
 
@@ -164,7 +164,7 @@ def _has_owner(row: Lease) -> bool:
 
 def _state(
     aws: Aws, folder: Path, offset: Offset, graph: ShardGraph, lineage: str | None
-) -> _State | None:
+) -> _StateCopier | None:
     """The state to copy with the positions; None if neither side has one.
 
     Raises: SettingsError where only one of the two has state.
@@ -188,7 +188,7 @@ def _state(
     if beside.is_dir():
         from_place = msgspec.structs.replace(place, path=str(beside), s3=None)
     access = (aws.kinesis, aws.credentials.current)
-    return _State(
+    return _StateCopier(
         open_versions(from_place, of_query.folder(lineage), *access),
         open_versions(place, of_query.folder_of_fleet, *access),
         offset,
@@ -196,7 +196,7 @@ def _state(
     )
 
 
-class _State:
+class _StateCopier:
     """Copies the state of shards from a query's store into that of the fleet."""
 
     def __init__(
@@ -295,6 +295,8 @@ def _step_words(step: export.Step) -> str:
         case export.Keep(shard_id, row, why):
             at = "no row" if row is None else shortened(str(row.checkpoint))
             return f"{shard_id}: {at}, not touched ({why})"
+        case _:
+            assert_never(step)
 
 
 def _because(note: str) -> str:
@@ -305,7 +307,7 @@ def _write(
     table: LeaseTable,
     settings: Settings,
     steps: Sequence[export.Step],
-    state: _State | None,
+    state: _StateCopier | None,
     failed: Sequence[tuple[LeaseKey, RowOutcome]],
 ) -> int:
     """Make the writes, and name each row that was not written, with `failed`; the exit code."""

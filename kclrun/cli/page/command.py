@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from kclrun.cli.page.letters import PageLetters
     from kclrun.cli.page.reading import FleetReader
     from kclrun.cli.services import Aws
-    from kclrun.operating.changes import Plan
+    from kclrun.operating.changes import LeasePlan
     from kclrun.page.acting import Actions
-    from kclrun.page.snapshot import About, OutputDestination
+    from kclrun.page.snapshot import About, ShownOutput
     from kclrun.protocol.writes import Outcome
 
 # More often it would take too much of the reads that a shard's applications share (`reading.py`).
@@ -229,7 +229,7 @@ def _actions(aws: Aws, token: str, reader: FleetReader, letters: PageLetters) ->
         lease = aws.table.read(key)
         return () if lease is None else (lease,)
 
-    def write(plans: Sequence[Plan]) -> Mapping[LeaseKey, Outcome]:
+    def write(plans: Sequence[LeasePlan]) -> Mapping[LeaseKey, Outcome]:
         written = write_all(aws, plans)
         reader.read_table()
         return {
@@ -264,17 +264,17 @@ def _about(aws: Aws, file: Path, overrides: Sequence[str], *, every_s: float) ->
         letters=letters_of(settings),
         refresh_s=round(every_s),
         plan=plan_of(settings),
-        outputs=tuple(_place(name, each) for name, each in named_outputs(settings)),
+        outputs=tuple(_place(name, output) for name, output in named_outputs(settings)),
     )
 
 
-def _place(name: str, output: OutputSettings) -> OutputDestination:
-    from kclrun.page.snapshot import OutputDestination
+def _place(name: str, output: OutputSettings) -> ShownOutput:
+    from kclrun.page.snapshot import ShownOutput
 
     kind, where = next(iter(_output(output)))
     roll_s = float(output.roll.every) if output.roll is not None else 0.0
     place = where if "://" in where else f"{kind} {where}"
-    return OutputDestination(name, setting_of(name), place, roll_s)
+    return ShownOutput(name, setting_of(name), place, roll_s)
 
 
 # The settings as the page shows them: only those that are named here, none of which can hold a
@@ -320,9 +320,11 @@ def plan_of(settings: Settings) -> tuple[tuple[str, Pairs], ...]:
     ]
     for name, names in _SECTIONS.items():
         section = getattr(settings, name)
-        pairs = tuple((f"{name}.{each}", _text(getattr(section, each))) for each in names)
+        pairs = tuple((f"{name}.{setting}", _text(getattr(section, setting))) for setting in names)
         sections.append((name, pairs))
-    sections += [(f"Output {name}", tuple(_output(each))) for name, each in named_outputs(settings)]
+    sections += [
+        (f"Output {name}", tuple(_output(output))) for name, output in named_outputs(settings)
+    ]
     return tuple(sections)
 
 

@@ -62,7 +62,7 @@ _OBJECTS_A_READING: Final = 200
 _OBJECTS_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
-class _Kept(Generic[V]):
+class _CachedValue(Generic[V]):
     """The value of one key, and whether a reading is under way."""
 
     def __init__(self) -> None:
@@ -82,12 +82,12 @@ class OnDemand(Generic[V]):
         self._lock = threading.Lock()
         self._free = at_once
         self._rested_instant = float("-inf")
-        self._kept: OrderedDict[str, _Kept[V]] = OrderedDict()
+        self._kept: OrderedDict[str, _CachedValue[V]] = OrderedDict()
 
     def look(self, key: str, read: Callable[[], V], wait_s: float = _WAIT_S) -> V | None:
         """The value; None while it is read for the first time. `read` raises nothing."""
         with self._lock:
-            kept = self._kept.setdefault(key, _Kept())
+            kept = self._kept.setdefault(key, _CachedValue())
             self._kept.move_to_end(key)
             if len(self._kept) > _KEYS_MAX:
                 self._kept.popitem(last=False)
@@ -101,7 +101,7 @@ class OnDemand(Generic[V]):
             kept.is_read.wait(wait_s)
         return kept.value
 
-    def _read(self, kept: _Kept[V], read: Callable[[], V]) -> None:
+    def _read(self, kept: _CachedValue[V], read: Callable[[], V]) -> None:
         began, value = time.thread_time(), kept.value
         try:
             value = read()

@@ -22,7 +22,7 @@ from kclrun.errors import KclrunError
 from kclrun.model.letter import KeptLetter
 from kclrun.model.stream import shard_id_of, stream_name_of, stream_of
 from kclrun.model.time import WallTime
-from kclrun.page.acting import Shown
+from kclrun.page.acting import PlanText
 from kclrun.page.detail_view import LetterLine
 from kclrun.ports import LetterStore
 
@@ -87,7 +87,7 @@ class PageLetters:
             payload=payload_text(letter.data)[:_PAYLOAD_CHARACTERS_MAX] if is_open else None,
         )
 
-    def plan(self, key: str, to: str) -> Shown:
+    def plan(self, key: str, to: str) -> PlanText:
         """What a redrive of the letters of this lease would do; of all, without a key."""
         words: list[str] = []
         try:
@@ -95,12 +95,12 @@ class PageLetters:
                 found = self._of(store.kept(words.append), key)
             redrives = redrives_of(self._configuration, found, to, words.append)
         except KclrunError as error:
-            return Shown((f"They cannot be read: {error}",))
+            return PlanText((f"They cannot be read: {error}",))
         if not redrives:
             of = "this shard" if key else "the application"
-            return Shown((f"{of.capitalize()} has no dead letters.", *words))
+            return PlanText((f"{of.capitalize()} has no dead letters.", *words))
         lines = (redrive.words for redrive in redrives)
-        return Shown((*lines, *words), _basis(redrives), is_possible=True)
+        return PlanText((*lines, *words), _basis(redrives), is_possible=True)
 
     def redrive(self, key: str, to: str, basis: str) -> tuple[str, ...] | None:
         """Redrive if the plan is still the one with this basis: what was done, in words. None if

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from kclrun.cli.doctor import circumstances_of, look_of, with_surroundings
-from kclrun.cli.lag import lag_lines
+from kclrun.cli.lag import lag_summaries
 from kclrun.cli.messages import naming_table
 from kclrun.cli.services import OpenStream, open_streams
 from kclrun.cli.waiting import waiting_for
@@ -26,7 +26,7 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.operating.doctor.diagnosis import diagnose
 from kclrun.operating.doctor.findings import Look, watch_s
 from kclrun.page.lag_history import LagHistory, measured_every_s
-from kclrun.page.snapshot import Problem, Snapshot, owners_seen
+from kclrun.page.snapshot import ReadProblem, Snapshot, owners_seen
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws
@@ -44,7 +44,7 @@ _LAG: Final = "The lag cannot be measured"
 _FINDINGS: Final = "The doctor cannot examine the lease table"
 
 
-class _Looked(msgspec.Struct, frozen=True):
+class _TableLook(msgspec.Struct, frozen=True):
     look: Look
     at: float
 
@@ -52,7 +52,7 @@ class _Looked(msgspec.Struct, frozen=True):
 class FleetReader:
     """Keeps a snapshot of the fleet up to date from `start` to `close`.
 
-    A failed reading is a Problem of the snapshot, until it succeeds; the former values stay.
+    A failed reading is a ReadProblem of the snapshot, until it succeeds; the former values stay.
     """
 
     def __init__(self, aws: Aws, *, every_s: float) -> None:
@@ -60,10 +60,10 @@ class FleetReader:
         self._every_s = every_s
         self._lock = threading.Lock()
         self._snapshot = Snapshot(taken_at=WallTime(time.time()))
-        self._problems: dict[str, Problem] = {}
+        self._problems: dict[str, ReadProblem] = {}
         self._observation = Observation(float(aws.settings.leases.failover))
         self._history = LagHistory()
-        self._earlier: _Looked | None = None
+        self._earlier: _TableLook | None = None
         self._streams: tuple[Mapping[StreamKey, OpenStream], float] | None = None
         self._missing: Sequence[NotFound] = ()
         self._refusal: NothingListens | None = None
@@ -129,7 +129,7 @@ class FleetReader:
         streams = self._open_streams()
         self._require_all()
         look = with_surroundings(look, self._aws, streams)
-        self._earlier = _Looked(look, now)
+        self._earlier = _TableLook(look, now)
         shards = {
             shard.shard_id: shard
             for listing in look.listings.values()
@@ -151,7 +151,7 @@ class FleetReader:
             lags = {
                 line.shard: line
                 for key, stream in self._open_streams().items()
-                for line in lag_lines(key, stream, leases)
+                for line in lag_summaries(key, stream, leases)
             }
             self._history.add({key: line.behind_s for key, line in lags.items()})
             self._update(lags=lags, history=self._history.look(), lags_at=WallTime(time.time()))
@@ -179,7 +179,7 @@ class FleetReader:
 
     @contextmanager
     def _reporting(self, about: str) -> Iterator[None]:
-        """Keep an error as a Problem, with the time since when it has been one."""
+        """Keep an error as a ReadProblem, with the time since when it has been one."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - one failed reading must not end the others
@@ -189,7 +189,7 @@ class FleetReader:
             with self._lock:
                 before = self._problems.get(about)
                 since = before.since if before is not None else WallTime(time.time())
-                self._problems[about] = Problem(about, message, since)
+                self._problems[about] = ReadProblem(about, message, since)
         else:
             with self._lock:
                 self._problems.pop(about, None)

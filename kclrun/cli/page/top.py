@@ -5,7 +5,6 @@ It reads as the page does, through the same reader, and only reads.
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 from collections import Counter
@@ -14,7 +13,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-import msgspec
 from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -24,6 +22,7 @@ from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options, json_option
 from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.page.command import every_option, refuse_interval
+from kclrun.cli.reports import print_json, print_report
 from kclrun.cli.terminal import stop_signals
 from kclrun.config.units import Duration
 from kclrun.model.stream import short_name
@@ -122,11 +121,17 @@ def top(config: ConfigChoice, *, once: bool, sort: str, every: Duration, as_json
         reader.read_table()
         reader.require_listener()
         reader.read_lags()
-        if as_json:
-            echo(json.dumps(_plain(reader.look(), sort), indent=2))
-        else:
-            shown = render_fleet(aws.settings, reader.look(), sort=sort, every_s=None, width=width)
+
+        def print_text(snapshot: Snapshot) -> None:
+            shown = render_fleet(aws.settings, snapshot, sort=sort, every_s=None, width=width)
             _print_once(console, shown, width)
+
+        print_report(
+            reader.look(),
+            print_text,
+            as_json=as_json,
+            in_json=lambda snapshot: print_json(sorted(rows_of(snapshot), key=_SORTS[sort])),
+        )
         if reader.look().table_at is None:
             _raise_why(aws)
         return exit_codes.DRAINED
@@ -154,11 +159,6 @@ def top(config: ConfigChoice, *, once: bool, sort: str, every: Duration, as_json
     finally:
         reader.close()
     return exit_codes.DRAINED
-
-
-def _plain(snapshot: Snapshot, sort: str) -> list[Any]:
-    """The shards for JSON, also those that have ended, in full."""
-    return [msgspec.to_builtins(row) for row in sorted(rows_of(snapshot), key=_SORTS[sort])]
 
 
 def _print_once(console: Console, shown: RenderableType, width: int | None) -> None:
@@ -310,7 +310,7 @@ def _left_out(cells: Sequence[tuple[str, ...]], width: int | None) -> set[str]:
     left_out: set[str] = set()
     for title in ("", *_LEFT_OUT_FIRST):
         left_out.add(title)
-        shown = [wide[each] + _GAP for each in _COLUMNS if each not in left_out]
+        shown = [wide[column] + _GAP for column in _COLUMNS if column not in left_out]
         if width is None or sum(shown) - _GAP <= width:
             break
     return left_out

@@ -7,9 +7,6 @@ plan, keeps a replay from what belongs to another one, reports its end, and comp
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
-import json
 import os
 import shutil
 import time
@@ -33,8 +30,7 @@ from kclrun.cli.config_options import (
     yes_option,
 )
 from kclrun.cli.messages import echo
-from kclrun.cli.replay import plan
-from kclrun.cli.replay.plan import ReplayOptions
+from kclrun.cli.reports import print_report
 from kclrun.cli.tables import most_on_terminal
 from kclrun.cli.times import GivenTime, TimeType, time_option
 from kclrun.config.changes import refuse_changes
@@ -42,11 +38,13 @@ from kclrun.config.outputs import named_outputs
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import NotFound, SettingsError
 from kclrun.model.lease import replay_tables
-from kclrun.model.output import Cursor
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.time import WallTime
 from kclrun.observe.sample import Report
+from kclrun.operating import replay as plan
+from kclrun.operating.comparing import ComparedRow, Comparison, Difference, differences
+from kclrun.operating.replay import ReplayOptions
 from kclrun.outputs.durable_files import publish_file
 
 if TYPE_CHECKING:
@@ -183,7 +181,7 @@ def _asked(said: dict[str, Any]) -> ReplayOptions:
 
 
 def files_of(configuration: Configuration, asked: ReplayOptions, folder: Path) -> ReplayFiles:
-    settings = plan.settings_of_replay(configuration.settings, asked, folder)
+    settings = plan.settings_of_replay(configuration.settings, asked, str(folder))
     # What a halted lease is resumed with must name its table, not that of the fleet.
     overrides = (*configuration.overrides, f"leases.table={settings.table}")
     replayed = msgspec.structs.replace(configuration, settings=settings, overrides=overrides)
@@ -359,7 +357,7 @@ def _list(settings: Settings, *, as_json: bool) -> int:
     from kclrun.cli.leases.views import scan_leases
     from kclrun.cli.services import Aws
 
-    found: list[dict[str, Any]] = []
+    found: list[ReplayState] = []
     for table in _tables(settings):
         of_table = msgspec.structs.replace(settings.leases, table=table)
         try:
@@ -368,23 +366,34 @@ def _list(settings: Settings, *, as_json: bool) -> int:
             continue
         ended = sum(row.is_ended for row in rows)
         found.append(
-            {
-                "name": table.removeprefix(replay_tables(settings.application)),
-                "table": table,
-                "is_complete": bool(rows) and ended == len(rows),
-                "ended": ended,
-                "shards": len(rows),
-            }
+            ReplayState(
+                name=table.removeprefix(replay_tables(settings.application)),
+                table=table,
+                is_complete=bool(rows) and ended == len(rows),
+                ended=ended,
+                shards=len(rows),
+            )
         )
-    if as_json:
-        echo(json.dumps(found, indent=2))
-        return exit_codes.DRAINED
-    for each in found:
-        state = "complete" if each["is_complete"] else "not complete"
-        echo(f"{each['name']}  {state}: {each['ended']} of {each['shards']} shards have ended")
+    print_report(found, _print_list, as_json=as_json)
+    return exit_codes.DRAINED
+
+
+class ReplayState(msgspec.Struct, frozen=True):
+    """A replay by its lease table: how many of its shards have ended."""
+
+    name: str
+    table: str
+    is_complete: bool
+    ended: int
+    shards: int
+
+
+def _print_list(found: Sequence[ReplayState]) -> None:
+    for replay in found:
+        state = "complete" if replay.is_complete else "not complete"
+        echo(f"{replay.name}  {state}: {replay.ended} of {replay.shards} shards have ended")
     if not found:
         echo("There are no replays.")
-    return exit_codes.DRAINED
 
 
 def _tables(settings: Settings) -> list[str]:
@@ -419,137 +428,24 @@ def delete_leases(settings: Settings, table: str) -> None:
         state_folder(table, os.environ).rmdir()
 
 
-# The comparison of the rows that two versions emitted over the same records, from the files of
-# `outputs.emitted_rows.CursorRows`, a record at a time. Rows are matched by the cursor of their
-# record, the output, and their number among the rows of that record there.
-
 _SUFFIX: Final = ".jsonl"
-
-
-class _Line(msgspec.Struct, frozen=True):
-    at: str
-    ordinal: int
-    to: str
-    row: dict[str, Any]
-
-
-class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Rows that differ: `a` or `b` is None where that version emitted none; `changed` names the
-    fields that differ where both did."""
-
-    shard: str
-    at: str
-    to: str
-    ordinal: int
-    a: dict[str, Any] | None = None
-    b: dict[str, Any] | None = None
-    changed: tuple[str, ...] = ()
-
-    @property
-    def kind(self) -> str:
-        if self.b is None:
-            return "only in A"
-        return "only in B" if self.a is None else "changed"
-
-
-class Comparison(msgspec.Struct):
-    """The counts of a comparison; `equal` counts pairs of equal rows."""
-
-    equal: int = 0
-    only_a: int = 0
-    only_b: int = 0
-    changed: int = 0
-
-    @property
-    def is_same(self) -> bool:
-        return not (self.only_a or self.only_b or self.changed)
-
-    def take(self, difference: Difference) -> None:
-        """Count one more difference."""
-        if difference.b is None:
-            self.only_a += 1
-        elif difference.a is None:
-            self.only_b += 1
-        else:
-            self.changed += 1
 
 
 def compare(a: Path, b: Path, counts: Comparison) -> Iterator[Difference]:
     """The differences of the files of two folders, shard by shard; `counts` is complete once all
-    were taken. Memory is bounded by the rows of one record. Raises: OSError,
-    msgspec.DecodeError for a file that is not one of ours."""
+    were taken. Raises: OSError, msgspec.DecodeError for a file that is not one of ours."""
     for shard in sorted(_shards(a) | _shards(b)):
-        for difference in _of_shard(shard, _groups(a, shard, 0), _groups(b, shard, 1), counts):
-            counts.take(difference)
-            yield difference
+        yield from differences(shard, _rows(a, shard), _rows(b, shard), counts)
 
 
 def _shards(folder: Path) -> set[str]:
     return {path.name.removesuffix(_SUFFIX) for path in folder.glob(f"*{_SUFFIX}")}
 
 
-_Group = tuple[Cursor, int, list[_Line]]
-
-
-def _groups(folder: Path, shard: str, side: int) -> Iterator[_Group]:
-    """The rows of each record, in the order of the shard."""
-    for at, lines in itertools.groupby(_lines(folder / f"{shard}{_SUFFIX}"), lambda line: line.at):
-        yield Cursor.parse(at), side, list(lines)
-
-
-def _lines(path: Path) -> Iterator[_Line]:
+def _rows(folder: Path, shard: str) -> Iterator[ComparedRow]:
+    path = folder / f"{shard}{_SUFFIX}"
     if not path.exists():
         return
     with path.open("rb") as file:
         for line in file:
-            yield msgspec.json.decode(line, type=_Line)
-
-
-def _of_shard(
-    shard: str, a: Iterator[_Group], b: Iterator[_Group], counts: Comparison
-) -> Iterator[Difference]:
-    merged = heapq.merge(a, b, key=lambda group: group[0])
-    for _, groups in itertools.groupby(merged, lambda group: group[0]):
-        sides: tuple[dict[tuple[str, int], _Line], ...] = ({}, {})
-        for _, side, lines in groups:
-            sides[side].update(_by_output(lines))
-        for key in sorted(sides[0].keys() | sides[1].keys()):
-            one, other = sides[0].get(key), sides[1].get(key)
-            difference = _difference(shard, one, other)
-            if difference is None:
-                counts.equal += 1
-            else:
-                yield difference
-
-
-def _by_output(lines: Iterable[_Line]) -> Iterator[tuple[tuple[str, int], _Line]]:
-    """Each row by its output and its number there: a row more for one output does not shift the
-    rows of the others."""
-    seen: dict[str, int] = {}
-    for line in lines:
-        number = seen[line.to] = seen.get(line.to, -1) + 1
-        yield (line.to, number), line
-
-
-def _difference(shard: str, a: _Line | None, b: _Line | None) -> Difference | None:
-    some = a or b
-    assert some is not None, "a key is of one of them"
-    if a is None or b is None:
-        return Difference(
-            shard,
-            some.at,
-            some.to,
-            some.ordinal,
-            a=None if a is None else a.row,
-            b=None if b is None else b.row,
-        )
-    names = dict.fromkeys((*a.row, *b.row))
-    changed = tuple(name for name in names if _field(a, name) != _field(b, name))
-    if not changed:
-        return None
-    return Difference(shard, a.at, a.to, a.ordinal, a=a.row, b=b.row, changed=changed)
-
-
-def _field(line: _Line, name: str) -> tuple[bool, Any]:
-    """The value, and whether the row has it: a field that is null is not one that is missing."""
-    return name in line.row, line.row.get(name)
+            yield msgspec.json.decode(line, type=ComparedRow)

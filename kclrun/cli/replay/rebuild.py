@@ -23,8 +23,7 @@ from kclrun.cli.leases.reset import rows_to_change, watched_rows
 from kclrun.cli.leases.rows import print_failures, write_rows
 from kclrun.cli.messages import echo
 from kclrun.cli.replay import command
-from kclrun.cli.replay.plan import ReplayOptions, table_of
-from kclrun.cli.services import open_streams, refuse_expired, utc
+from kclrun.cli.services import open_streams, refuse_expired
 from kclrun.cli.stored_state import read_state, with_stores
 from kclrun.config.changes import refuse_changes
 from kclrun.config.schema import stream_name
@@ -36,7 +35,8 @@ from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON, ExtendedSequenceNu
 from kclrun.model.shard import ShardGraph
 from kclrun.model.state import is_own_version, version_folder
 from kclrun.model.stream import display_name, shard_id_of, stream_of
-from kclrun.model.time import WallTime
+from kclrun.model.time import WallTime, utc_text
+from kclrun.operating.replay import ReplayOptions, table_of
 from kclrun.operating.reset import refuse_owners
 from kclrun.operating.summaries import shortened
 from kclrun.outputs.state_files import StateFiles
@@ -62,7 +62,7 @@ class RebuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path | None = None
 
 
-class _Target(msgspec.Struct, frozen=True):
+class _RebuildTarget(msgspec.Struct, frozen=True):
     """A row whose state is made again, the store for it, and what is wrong with it now."""
 
     row: Lease
@@ -77,7 +77,7 @@ class _Target(msgspec.Struct, frozen=True):
 class _Rebuild(msgspec.Struct, frozen=True):
     """The plan: the targets, and the replay that makes their state."""
 
-    targets: Sequence[_Target]
+    targets: Sequence[_RebuildTarget]
     asked: ReplayOptions
     configuration: Configuration
     folder: Path
@@ -120,7 +120,11 @@ def _plan(
         narrowed = msgspec.structs.replace(configuration, settings=settings)
     name = narrowed.settings.sources[0].name
     opened = open_streams(aws)
-    key, stream = next((k, each) for k, each in opened.items() if each.settings.name == name)
+    key, stream = next(
+        (k, opened_stream)
+        for k, opened_stream in opened.items()
+        if opened_stream.settings.name == name
+    )
     mine = [row for row in rows if stream_of(row.key) == key]
     targets = _targets(options, with_stores(aws, mine))
     if not targets:
@@ -134,7 +138,9 @@ def _plan(
     return _Rebuild(targets, asked, narrowed, folder)
 
 
-def _targets(options: RebuildOptions, rows: Iterable[tuple[Lease, VersionStore]]) -> list[_Target]:
+def _targets(
+    options: RebuildOptions, rows: Iterable[tuple[Lease, VersionStore]]
+) -> list[_RebuildTarget]:
     """Raises: SettingsError for a shard without a lease, or one that has not begun."""
     found, targets = set(), []
     for row, store in rows:
@@ -154,7 +160,9 @@ def _targets(options: RebuildOptions, rows: Iterable[tuple[Lease, VersionStore]]
             continue
         wrong = read_state(row, store)[0].wrong
         if wrong or options.is_all or names:
-            targets.append(_Target(row, store, wrong or "has its state, which is made again"))
+            targets.append(
+                _RebuildTarget(row, store, wrong or "has its state, which is made again")
+            )
     if missing := set(options.shards) - found:
         raise SettingsError(f"--shard: no lease of {', '.join(sorted(missing))}")
     return targets
@@ -178,7 +186,7 @@ def _start(
 
 def _lines(plan: _Rebuild) -> Iterator[str]:
     at = plan.asked.start.at
-    began = "the oldest record" if at is None else utc(at)
+    began = "the oldest record" if at is None else utc_text(at, "milliseconds")
     settings = plan.configuration.settings
     store = "" if settings.state is None else settings.state.store
     for target in plan.targets:
@@ -224,7 +232,9 @@ def _replay_and_write(plan: _Rebuild, fleet: Aws) -> int:
         return code
     command.delete_leases(files.settings, files.settings.table)
     shutil.rmtree(plan.folder)
-    halted = [display_name(each.row.key) for each in plan.targets if each.row.halt is not None]
+    halted = [
+        display_name(target.row.key) for target in plan.targets if target.row.halt is not None
+    ]
     if halted:
         echo(f"Let them go on:  kclrun leases resume {' '.join(halted)} --yes")
     return exit_codes.DRAINED
@@ -242,7 +252,7 @@ def _all_made(plan: _Rebuild, leases: Iterable[Lease]) -> bool:
     )
 
 
-def _write(aws: Aws, target: _Target, made: Lease, store: StateFiles) -> writes.Outcome:
+def _write(aws: Aws, target: _RebuildTarget, made: Lease, store: StateFiles) -> writes.Outcome:
     """Write the state as a version of its shard, and name it on the row. Raises: SinkError."""
     row = target.row
     assert made.state_version is not None, "the replay is complete"

@@ -30,8 +30,9 @@ from kclrun.cli.config_options import Configuration
 from kclrun.cli.terminal import stop_signals
 from kclrun.cli.user_code import own_module, with_output_paths
 from kclrun.cli.waiting import waiting_for
+from kclrun.config.embedded import EmbeddedSettings
 from kclrun.config.outputs import output_places
-from kclrun.config.schema import AwsSettings, EmbeddedSettings, Settings
+from kclrun.config.schema import AwsSettings, Settings
 from kclrun.config.state import state_place
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.loading import import_paths
@@ -161,7 +162,7 @@ def _make_destinations(settings: Settings, kinesis: WireEndpoint) -> None:
     control = ControlPlane(open_session(own), own, LOOPBACK_CREDENTIALS)
     state = state_place(settings)
     places = output_places(settings, ONLY_STREAM)
-    urls = [each.s3 for each in places] + ([] if state is None else [state.s3])
+    urls = [place.s3 for place in places] + ([] if state is None else [state.s3])
     for bucket in sorted({urlsplit(url).netloc for url in urls if url is not None}):
         control.s3().create_bucket(Bucket=bucket)
     if state is not None and state.dynamodb is not None:

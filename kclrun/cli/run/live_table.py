@@ -149,8 +149,9 @@ def _filled(text: str, width: int, lines_max: int) -> list[str]:
 def _headline(sample: ManagerSample, *, is_high: bool) -> list[Text]:
     state = "  draining" if sample.is_draining else f"  {sample.doing}".rstrip()
     lines = [f"{sample.application} on {sample.stream}  {_clock(sample.uptime_s)}{state}"]
-    kind = "leases are taken as" if sample.has_leases else "run"
-    lines += [f"{kind} {sample.owner}"] * is_high
+    if is_high:
+        kind = "leases are taken as" if sample.has_leases else "run"
+        lines.append(f"{kind} {sample.owner}")
     return [Text(sanitize(line), overflow="ellipsis", no_wrap=True) for line in lines]
 
 

@@ -11,8 +11,8 @@ from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.errors import ErrorReply, service_error
 from kclrun.aws.operations import Operation
 from kclrun.aws.outputs.s3 import Bucket
+from kclrun.cli.destination_checks import checked
 from kclrun.cli.exit_codes import exit_code_of
-from kclrun.cli.services import _checked
 from kclrun.errors import AccessDenied, InvalidRequest, NotFound
 from kclrun.model.wire import WireCredentials
 from tests.support.tables import over_rows
@@ -80,7 +80,7 @@ def test_the_check_of_a_bucket_that_refuses_the_keys_advises_to_create_nothing(
     client = RenewedClient(settings, lambda: KEYS, ControlPlane.s3)
 
     with pytest.raises(AccessDenied, match=f"outputs.x: .*{code}: it says") as raised:
-        _checked("outputs.x", lambda: Bucket(client, "s3://bucket/rows"))
+        checked("outputs.x", lambda: Bucket(client, "s3://bucket/rows"))
 
     assert "reate it" not in str(raised.value)
     assert "create the bucket" not in str(raised.value)

@@ -1,9 +1,9 @@
 import pytest
 
 from kclrun.cli.lag import (
-    as_plain,
     further_behind,
     lag_of_lease,
+    lag_report,
     measure,
     print_lag,
     remark_unread,
@@ -27,7 +27,7 @@ from kclrun.model.sequence import (
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import WallTime
-from kclrun.operating.summaries import Lag, LagSummary, duration_text, lag_line, waiting_for
+from kclrun.operating.summaries import Lag, LagSummary, duration_text, lag_summary, waiting_for
 from tests.support.stream_ports import ModelStream
 from tests.support.tables import over_rows
 
@@ -123,7 +123,7 @@ def test_a_checkpoint_whose_record_is_past_retention_is_reported(world):
 
     assert lag.is_trimmed
     assert "records may be lost" in lag.note
-    line = lag_line(
+    line = lag_summary(
         shard=KEY, state="owned", owner="o", checkpoint="1", lag=lag, retention_s=DAY_S, note=""
     )
     assert line.loss_in_s == 0.0
@@ -284,7 +284,7 @@ def test_a_check_that_cannot_tell_does_not_say_yes():
 
 def test_the_time_to_loss_is_known_where_a_lag_and_its_record_are():
     def loss(lag: Lag) -> tuple[float | None, float | None]:
-        shown = lag_line(
+        shown = lag_summary(
             shard=KEY, state="owned", owner="o", checkpoint="1", lag=lag, retention_s=DAY_S, note=""
         )
         return shown.behind_s, shown.loss_in_s
@@ -297,24 +297,25 @@ def test_the_time_to_loss_is_known_where_a_lag_and_its_record_are():
     assert loss(Lag(None, at)) == (None, None)
 
 
+def report_of(lines):
+    return lag_report(lines, application="app", stream="s", retention_s=DAY_S)
+
+
 def test_nothing_behind_is_less_than_half_a_second_and_no_time_left_the_soonest():
     lines = [line("a", 0.0, loss_in_s=0.5), line("b", 0.5, loss_in_s=0.0)]
 
-    plain = as_plain(lines, application="app", stream="s", retention_s=DAY_S)
-    assert (plain["behind_s_max"], plain["loss_in_s_min"]) == (0.5, 0.0)
+    report = report_of(lines)
+    assert (report.behind_s_max, report.loss_in_s_min) == (0.5, 0.0)
 
 
 def test_totals_name_the_worst_and_what_is_not_known():
     lines = [line("a", 1.0), line("b", None, note="not known: throttled"), line("c", 301.0)]
 
-    plain = as_plain(lines, application="app", stream="s", retention_s=DAY_S)
+    report = report_of(lines)
 
-    assert (plain["behind_s_max"], plain["loss_in_s_min"], plain["unknown"]) == (
-        301.0,
-        DAY_S - 301,
-        1,
-    )
-    assert [each["shard"] for each in plain["shards"]] == ["a", "b", "c"]
+    assert (report.behind_s_max, report.loss_in_s_min) == (301.0, DAY_S - 301)
+    assert report.unknown == 1
+    assert [line.shard for line in report.shards] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -342,7 +343,7 @@ def test_totals_name_the_worst_and_what_is_not_known():
     ],
 )
 def test_the_last_line_says_what_matters(lines, said, capsys):
-    print_lag(lines, retention_s=DAY_S)
+    print_lag(report_of(lines))
 
     assert said in capsys.readouterr().out.splitlines()[-1]
 

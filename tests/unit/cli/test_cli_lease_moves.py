@@ -7,7 +7,7 @@ from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.time import WallTime
 from kclrun.operating.changes import CannotAsk, plan_ask
 from kclrun.operating.explaining import Explained
-from kclrun.operating.summaries import line_of
+from kclrun.operating.summaries import lease_summary
 from kclrun.protocol.writes import Ask
 from tests.support.tables import over_rows
 
@@ -86,13 +86,15 @@ def test_owners_of_ended_leases_are_no_owners():
 
 
 def test_a_row_says_who_asks_and_who_gave():
-    asked = line_of(lease(handoff=Handoff(B, NOW)), NOW)
-    offered = line_of(lease(OFFERED, offered_to=B, offered_by=A), NOW)
+    asked = lease_summary(lease(handoff=Handoff(B, NOW)), NOW)
+    offered = lease_summary(lease(OFFERED, offered_to=B, offered_by=A), NOW)
 
     assert (asked.state, asked.note) == ("owned", f"asked for by {B}")
     assert (offered.state, offered.note) == ("offered", f"given away by {A}, meant for {B}")
-    assert line_of(lease(OFFERED), NOW).note == "given away"
-    assert line_of(lease(handoff=Handoff(ANYBODY, NOW)), NOW).note == "asked for by an operator"
+    assert lease_summary(lease(OFFERED), NOW).note == "given away"
+    assert (
+        lease_summary(lease(handoff=Handoff(ANYBODY, NOW)), NOW).note == "asked for by an operator"
+    )
 
 
 def test_only_owners_that_were_seen_to_renew_or_take_are_alive():

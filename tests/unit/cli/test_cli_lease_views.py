@@ -4,7 +4,7 @@ from kclrun.cli.leases.views import print_lines, print_table, totals
 from kclrun.model.lease import OFFERED, Halt, Lease, LeaseKey, Load, OwnerId, Pause, Scope
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
-from kclrun.operating.summaries import LeaseSummary, line_of, shortened
+from kclrun.operating.summaries import LeaseSummary, lease_summary, shortened
 from tests.support.tables import over_rows
 
 KEY = LeaseKey("shardId-000000000001")
@@ -36,20 +36,20 @@ def lease(owner: str | None = "kclrun:az1:host:abc", **fields: object) -> Lease:
     ],
 )
 def test_a_row_is_in_one_state(row, state):
-    assert line_of(row, NOW).state == state
+    assert lease_summary(row, NOW).state == state
 
 
 def test_a_pause_is_reported_with_its_reach_and_its_end():
     paused = lease(None, pause=Pause(WallTime(0.0), WallTime(3_600.0), Scope.STREAM))
 
-    assert line_of(paused, NOW).note == (
+    assert lease_summary(paused, NOW).note == (
         "paused since 1970-01-01T00:00:00Z with its stream, until 1970-01-01T01:00:00Z"
     )
-    assert line_of(paused, WallTime(3_600.0)).note == ""
+    assert lease_summary(paused, WallTime(3_600.0)).note == ""
 
 
 def test_a_checkpoint_is_shortened_for_people_and_whole_for_programs():
-    line = line_of(lease(), NOW)
+    line = lease_summary(lease(), NOW)
 
     assert shortened(line.checkpoint) == "49671…789012/3"
     assert msgspec.to_builtins(line)["checkpoint"] == f"{NUMBER}/3"
@@ -58,9 +58,9 @@ def test_a_checkpoint_is_shortened_for_people_and_whole_for_programs():
 
 def test_totals_leave_ended_leases_out():
     lines = [
-        line_of(lease(), NOW),
-        line_of(lease("java"), NOW),
-        line_of(lease(checkpoint=SHARD_END), NOW),
+        lease_summary(lease(), NOW),
+        lease_summary(lease("java"), NOW),
+        lease_summary(lease(checkpoint=SHARD_END), NOW),
     ]
 
     assert totals(lines, "owner") == {"java": {"owned": 1}, "kclrun:az1:host:abc": {"owned": 1}}
@@ -68,7 +68,10 @@ def test_totals_leave_ended_leases_out():
 
 
 def test_loads_are_shown_where_a_row_has_one(capsys):
-    measured, new = line_of(lease(load=Load(812.34, 0.0625)), NOW), line_of(lease(), NOW)
+    measured, new = (
+        lease_summary(lease(load=Load(812.34, 0.0625)), NOW),
+        lease_summary(lease(), NOW),
+    )
 
     print_lines([new])
     without = capsys.readouterr().out

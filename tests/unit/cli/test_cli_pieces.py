@@ -18,9 +18,8 @@ import pytest
 
 from kclrun import cli
 from kclrun.aws import patience
-from kclrun.cli import check, exit_codes, iam, local, messages, services, simulate, startup
+from kclrun.cli import check, exit_codes, iam, local, messages, services, simulate, startup, tail
 from kclrun.cli.program import program, run_program
-from kclrun.cli.tail import command as tail
 from kclrun.cli.times import GivenTime
 from kclrun.config.load import settings_of
 from kclrun.config.units import StartPosition
@@ -281,7 +280,6 @@ def opened_world(monkeypatch: pytest.MonkeyPatch, text: str, **aws: Any) -> tupl
         coordinator="coordinator",
         control="control",
         stream=admin,
-        outputs=[("output.s3", lambda: calls.append("output"))],
         called_table="the table",
         called_stream=lambda name: f"the stream {name}",
     )
@@ -292,6 +290,8 @@ def opened_world(monkeypatch: pytest.MonkeyPatch, text: str, **aws: Any) -> tupl
         more["wait"](0.25)
 
     monkeypatch.setattr(startup, "Aws", lambda _: fake)
+    output = ("output.s3", lambda: calls.append("output"))
+    monkeypatch.setattr(startup, "output_checks", lambda _: [output])
     monkeypatch.setattr(startup, "time", Clock())
     monkeypatch.setattr(startup, "boottime", lambda: Clock().now)
     monkeypatch.setattr(startup, "ensure_table", ensure)
@@ -526,6 +526,7 @@ def checked(
     for name in ("identity", "stream", "table", "user_code", "spark"):
         monkeypatch.setattr(check, f"_{name}", stage(name))
     monkeypatch.setattr("kclrun.cli.services.Aws", lambda settings: settings)
+    monkeypatch.setattr("kclrun.cli.destination_checks.output_checks", lambda _: [])
     (tmp_path / "app.yaml").write_text(
         LEAST.replace("stream: orders", "streams: [{name: one}, {name: two}]")
     )

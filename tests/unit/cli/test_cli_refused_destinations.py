@@ -9,8 +9,9 @@ import pytest
 
 from kclrun.aws.patience import patiently
 from kclrun.cli import exit_codes
+from kclrun.cli.destination_checks import check_letters, output_checks, refusing_address
 from kclrun.cli.messages import for_a_person
-from kclrun.cli.services import Aws, refusing_address
+from kclrun.cli.services import Aws
 from kclrun.config.load import settings_of
 from kclrun.errors import AccessDenied, NothingListens, SinkError
 from kclrun.model.time import WallTime
@@ -47,7 +48,7 @@ def refusing():
 )
 def test_an_output_that_is_refused_is_77_with_its_setting_and_call(refusing, place, words):
     aws = _aws(refusing, f"outputs: {{late: {{{place}}}}}")
-    ((name, check),) = aws.outputs
+    ((name, check),) = output_checks(aws)
     with pytest.raises(AccessDenied) as refused:
         check()
     assert name == "outputs.late"
@@ -67,7 +68,7 @@ def test_an_output_that_is_refused_is_77_with_its_setting_and_call(refusing, pla
 def test_a_place_of_letters_that_is_refused_is_77_with_its_setting_and_call(refusing, place, call):
     aws = _aws(refusing, f"on_error: {{then: dead-letter, dead_letter: {{{place}}}}}")
     with pytest.raises(AccessDenied, match=f"^on_error.dead_letter: .*{call}: AccessDenied"):
-        aws.check_letters()
+        check_letters(aws)
 
 
 def _aws(endpoint: str, more: str) -> Aws:
@@ -89,8 +90,8 @@ def test_a_database_of_this_machine_at_which_nothing_listens_is_not_waited_for(m
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
     place = f"{{sql: '{scheme}://u@127.0.0.1:{port}/shop', table: orders}}"
-    monkeypatch.setattr("kclrun.cli.services.open_output", lambda *_: NoAnswer())
-    ((_, check),) = _aws("http://127.0.0.1:9", f"output: {place}").outputs
+    monkeypatch.setattr("kclrun.cli.destination_checks.open_output", lambda *_: NoAnswer())
+    ((_, check),) = output_checks(_aws("http://127.0.0.1:9", f"output: {place}"))
     began = time.monotonic()
 
     with pytest.raises(NothingListens, match=f"nothing listens at 127.0.0.1:{port}") as raised:

@@ -2,21 +2,19 @@
 versions are compared."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.program import run_program
-from kclrun.cli.replay.command import (
-    Comparison,
-    Difference,
-    _claim_folder,
-    _show,
-    compare,
-    files_of,
-)
-from kclrun.cli.replay.plan import (
+from kclrun.cli.replay.command import _claim_folder, _show, compare, files_of
+from kclrun.config.load import settings_of
+from kclrun.config.units import parse_start
+from kclrun.errors import SettingsError
+from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.time import WallTime
+from kclrun.operating.comparing import Comparison, Difference
+from kclrun.operating.replay import (
     ReplayOptions,
     plan_lines,
     refuse_keys,
@@ -25,15 +23,10 @@ from kclrun.cli.replay.plan import (
     settings_of_replay,
     table_of,
 )
-from kclrun.config.load import settings_of
-from kclrun.config.units import parse_start
-from kclrun.errors import SettingsError
-from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.time import WallTime
 from kclrun.outputs.emitted_rows import CursorRows
 
 NOW = WallTime(1_900_000_000.0)
-FOLDER = Path("/rows")
+FOLDER = "/rows"
 TEXT = """
 application: orders
 stream: orders

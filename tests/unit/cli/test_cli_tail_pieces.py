@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.cli.tail.command import for_people, json_line, require_one_shard, start_of, tail
+from kclrun.cli.tail import for_people, json_line, require_one_shard, start_of, tail
 from kclrun.errors import ExpiredIterator, NotFound, SettingsError, Throttled, Unavailable
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint

@@ -16,6 +16,7 @@ from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.operations import OPERATIONS
 from kclrun.aws.outputs import write_probes
 from kclrun.aws.wire import WireClient
+from kclrun.cli.destination_checks import check_letters, output_checks
 from kclrun.cli.program import run_program
 from kclrun.cli.services import Aws
 from kclrun.config.load import settings_of
@@ -175,8 +176,8 @@ def _check(guard: _Guard, kind: str) -> str:
     text = f"application: orders\nstream: orders\naws: {{endpoint: '{guard.url}'}}\n{more}\n"
     aws = Aws(settings_of(text, environment={}, now=WallTime(time.time())))
     if kind.startswith("letters"):
-        return aws.check_letters()
-    ((_, check),) = aws.outputs
+        return check_letters(aws)
+    ((_, check),) = output_checks(aws)
     return check()
 
 

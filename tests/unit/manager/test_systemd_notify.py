@@ -9,14 +9,16 @@ import pytest
 
 from kclrun.errors import SettingsError
 from kclrun.manager.metering import notify_socket, open_announcer, watchdog_s
-from kclrun.observe.health import Reason, Verdict
+from kclrun.observe.health import HealthReason, HealthVerdict
 from kclrun.observe.logs import EventLog, LineSink
 from tests.support.tables import over_rows
 
-OK = Verdict("ok")
-STARTING = Verdict("starting", (Reason(text="the manager is starting"),))
-HALTED = Verdict("degraded", (Reason(text="halted: KeyError", shard="a"),))
-FAILING = Verdict("failing", (Reason(text="no lease\nMAINPID=1 gets on", is_failing=True),))
+OK = HealthVerdict("ok")
+STARTING = HealthVerdict("starting", (HealthReason(text="the manager is starting"),))
+HALTED = HealthVerdict("degraded", (HealthReason(text="halted: KeyError", shard="a"),))
+FAILING = HealthVerdict(
+    "failing", (HealthReason(text="no lease\nMAINPID=1 gets on", is_failing=True),)
+)
 
 
 class SystemD:
@@ -107,7 +109,7 @@ def test_without_progress_the_watchdog_is_told_nothing_until_there_is_some_again
 
 def test_a_start_that_fails_is_never_called_ready(systemd):
     systemd.announcer.look(FAILING, 0)
-    systemd.announcer.look(Verdict("draining"), 0)
+    systemd.announcer.look(HealthVerdict("draining"), 0)
 
     assert "READY=1" not in systemd.heard()
 
@@ -124,7 +126,7 @@ def test_a_stop_that_goes_well_is_given_more_time_and_one_that_does_not_is_not(s
     systemd.announcer.look(OK, 1)
     before = systemd.heard()
     systemd.announcer.stop_begins()
-    systemd.announcer.look(Verdict("draining"), 1)
+    systemd.announcer.look(HealthVerdict("draining"), 1)
     well = systemd.heard()
     systemd.announcer.look(FAILING, 1)
 

@@ -1,7 +1,7 @@
 """The verdict on a manager: progress, not existence; and only what another machine would repair."""
 
 from kclrun.observe.health import HealthLimits, health_body, judge
-from kclrun.observe.sample import LeaseSample, ManagerSample, Outage
+from kclrun.observe.sample import LeaseSample, ManagerSample, OutageSample
 from tests.support.tables import over_rows
 
 LIMITS = HealthLimits(stall_s=120.0, look_age_max_s=10.0, drain_max_s=70.0, output_lag_max_s=180.0)
@@ -134,19 +134,21 @@ SCENARIOS = [
     ),
     (
         "the table cannot be scanned for a while",
-        sample(lease(), outages=(Outage("scan the lease table", "HTTP 500", 30.0),)),
+        sample(lease(), outages=(OutageSample("scan the lease table", "HTTP 500", 30.0),)),
         "degraded",
         "scan the lease table: failing for 30 s: HTTP 500",
     ),
     (
         "the table cannot be scanned for so long that others have our leases",
-        sample(outages=(Outage("scan the lease table", "HTTP 500", 120.0),)),
+        sample(outages=(OutageSample("scan the lease table", "HTTP 500", 120.0),)),
         "failing",
         "failing for 120 s",
     ),
     (
         "what only speeds moves up fails for ever: nothing stands still for it",
-        sample(lease(), outages=(Outage("look for offers", "AccessDenied", 9e5, is_vital=False),)),
+        sample(
+            lease(), outages=(OutageSample("look for offers", "AccessDenied", 9e5, is_vital=False),)
+        ),
         "degraded",
         "look for offers",
     ),

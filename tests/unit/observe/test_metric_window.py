@@ -5,7 +5,13 @@ import msgspec
 from kclrun.model.record import Statistics
 from kclrun.observe import metrics
 from kclrun.observe.metrics import COUNTED, FLEET_EVERY_S, LEASE_EVERY_S, METRICS, MetricWindow
-from kclrun.observe.sample import LeaseSample, ManagerSample, Outage, ShardReport, how_to_resume
+from kclrun.observe.sample import (
+    LeaseSample,
+    ManagerSample,
+    OutageSample,
+    ShardReport,
+    how_to_resume,
+)
 from tests.support.tables import over_rows
 
 APPLICATION = (("Application", "orders"),)
@@ -36,7 +42,7 @@ def test_what_was_never_said_of_a_manager_a_lease_or_a_run_is_not_known_or_none_
     assert {name: reported[name] for name in not_known} == dict.fromkeys(not_known)
     assert {name: reported[name] for name in none_of_it} == none_of_it
     assert reported["has_leases"] is True
-    assert Outage("scan", "no", 1.0).is_vital
+    assert OutageSample("scan", "no", 1.0).is_vital
     zeros = [*reported, *msgspec.structs.asdict(LeaseSample(shard="a", state="x")).items()]
     assert {name for name, value in reported.items() if value == 0 and value is not False} == {
         "worker_leases", "worker_leases_max", "leases_elsewhere", "leases_free", "ended_total",

@@ -3,14 +3,14 @@
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from kclrun.observe.health import Reason, Verdict
+from kclrun.observe.health import HealthReason, HealthVerdict
 from kclrun.observe.metrics import labels_by_series
 from kclrun.observe.prometheus import Exposition
-from kclrun.observe.sample import LeaseSample, ManagerSample, Outage
+from kclrun.observe.sample import LeaseSample, ManagerSample, OutageSample
 from kclrun.traffic.hot_keys import HotKey, ShardHeat
 from kclrun.traffic.hot_shards import HotShard
 
-OK = Verdict("ok")
+OK = HealthVerdict("ok")
 
 
 def sample(*leases, **fields):
@@ -73,7 +73,7 @@ def test_counts_are_read_as_they_are_and_lag_in_seconds():
 def test_restarts_outages_and_points_that_were_lost_are_counted():
     shown = sample(
         lease("a", restarts=3),
-        outages=(Outage("scan", "no", 1.0), Outage("list", "no", 1.0)),
+        outages=(OutageSample("scan", "no", 1.0), OutageSample("list", "no", 1.0)),
         unpublished_total=5,
     )
 
@@ -122,7 +122,7 @@ def test_leases_are_counted_by_what_they_do():
 
 
 def test_the_verdict_is_a_number_too():
-    failing = Verdict("failing", (Reason(text="x", is_failing=True),))
+    failing = HealthVerdict("failing", (HealthReason(text="x", is_failing=True),))
 
     assert value(read(sample()), "kclrun_healthy") == 1
     assert value(read(sample(), failing), "kclrun_healthy") == 0

@@ -15,7 +15,7 @@ from kclrun.model.sequence import (
     ExtendedSequenceNumber,
 )
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
-from kclrun.operating.positions import Kept, parse_kept, plan_positions
+from kclrun.operating.positions import KeptPosition, parse_kept, plan_positions
 from kclrun.operating.reset import ResetStart
 
 
@@ -25,8 +25,8 @@ def parsed(checkpoint, starts_at):
 
 
 def test_an_instant_is_kept_with_its_sentinel():
-    assert parsed("LATEST", 5.5) == Kept(LATEST, 5.5)
-    assert parsed("AT_TIMESTAMP", 5.5) == Kept(
+    assert parsed("LATEST", 5.5) == KeptPosition(LATEST, 5.5)
+    assert parsed("AT_TIMESTAMP", 5.5) == KeptPosition(
         ExtendedSequenceNumber(AT_TIMESTAMP.sequence_number, 5500)
     )
 
@@ -52,7 +52,7 @@ def test_the_row_of_a_trimmed_shard_that_had_ended_is_removed_unless_it_says_so(
         Lease(key="s0", checkpoint=ExtendedSequenceNumber(checkpoint), counter=3),
         Lease(key="s1", checkpoint=ExtendedSequenceNumber("60"), counter=3),
     ]
-    kept = {"s0": Kept(SHARD_END), "s1": Kept(ExtendedSequenceNumber("55"))}
+    kept = {"s0": KeptPosition(SHARD_END), "s1": KeptPosition(ExtendedSequenceNumber("55"))}
     start = ResetStart(TRIM_HORIZON, 100.0, Halt("a reset", 100.0))
 
     plan = plan_positions(rows, Listing([CHILD], 100.0, 0.0), kept, start)

@@ -6,9 +6,9 @@ from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumbe
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.time import WallTime
 from kclrun.operating.doctor.findings import Finding, Kind
-from kclrun.operating.summaries import Lag, lag_line
+from kclrun.operating.summaries import Lag, lag_summary
 from kclrun.page.lag_history import LagHistory
-from kclrun.page.snapshot import About, OutputDestination, Owners, Problem, Snapshot
+from kclrun.page.snapshot import About, Owners, ReadProblem, ShownOutput, Snapshot
 
 NOW = WallTime(1_780_000_000.0)
 A, B = OwnerId("kclrun:az1:host-1:1a2b"), OwnerId("kclrun:az2:host-2:77aa")
@@ -23,7 +23,7 @@ ABOUT = About(
     doctor_command="kclrun doctor --config app.yaml",
     letters_command="kclrun dead-letters --config app.yaml",
     letters="Dead letters are kept in: queue orders-dead.",
-    outputs=(OutputDestination("output", "output", "s3://rows/orders", 60.0),),
+    outputs=(ShownOutput("output", "output", "s3://rows/orders", 60.0),),
     plan=(("Application", (("application", "orders"),)),),
 )
 
@@ -49,7 +49,7 @@ def snapshot_of(*leases: Lease, **fields: object) -> Snapshot:
 
 def behind(number: int, seconds: float | None, state: str = "owned", note: str = "") -> object:
     at = None if seconds is None else WallTime(NOW - seconds)
-    return lag_line(
+    return lag_summary(
         shard=key(number),
         state=state,
         owner="",
@@ -93,5 +93,5 @@ def small_fleet() -> Snapshot:
         owners=Owners(frozenset({JAVA}), frozenset({key(4)})),
         findings=(Finding(kind=Kind.HOLE, keys=(key(6),), evidence="it is listed and has no row"),),
         findings_at=NOW,
-        problems=(Problem("The lag cannot be measured", "AccessDenied", WallTime(NOW - 30)),),
+        problems=(ReadProblem("The lag cannot be measured", "AccessDenied", WallTime(NOW - 30)),),
     )

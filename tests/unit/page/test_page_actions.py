@@ -12,7 +12,7 @@ from kclrun.model.lease import ANYBODY, Halt, LeaseKey, Pause, Scope
 from kclrun.model.sequence import SHARD_END
 from kclrun.model.stream import StreamKey, qualified
 from kclrun.operating.changes import plan_move
-from kclrun.page.acting import Actions, Shown
+from kclrun.page.acting import Actions, PlanText
 from kclrun.page.server import serve_pages
 from kclrun.protocol.writes import CreateLease, Renew
 from tests.unit.page.fleet import ABOUT, JAVA, NOW, A, B, key, lease, snapshot_of
@@ -286,7 +286,7 @@ class Kept:
         self.done, self.count = [], 3
 
     def plan(self, key, to):
-        return Shown((f"Would process {self.count} letters",), f"{self.count} {key} {to}", True)
+        return PlanText((f"Would process {self.count} letters",), f"{self.count} {key} {to}", True)
 
     def redrive(self, key, to, basis):
         if basis != self.plan(key, to).basis:

@@ -5,12 +5,12 @@ import pytest
 
 from kclrun.model.lease import Halt
 from kclrun.model.time import WallTime
-from kclrun.page.outputs_view import Verdict, Warned, leases_to_ask, outputs_body, verdict_of
-from kclrun.page.snapshot import OutputDestination
+from kclrun.page.outputs_view import OutputVerdict, Warned, leases_to_ask, outputs_body, verdict_of
+from kclrun.page.snapshot import ShownOutput
 from tests.unit.page.fleet import ABOUT, NOW, behind, key, lease, snapshot_of
 
-MAIN = OutputDestination("output", "output", "s3://rows/orders", 60.0)
-AUDIT = OutputDestination("audit", "outputs.audit", "sqs audit")
+MAIN = ShownOutput("output", "output", "s3://rows/orders", 60.0)
+AUDIT = ShownOutput("audit", "outputs.audit", "sqs audit")
 ABOUT_TWO = msgspec.structs.replace(ABOUT, outputs=(MAIN, AUDIT))
 WORDS = "cannot send to the queue audit: it does not exist (5 messages wait)"
 LATE_S = 600.0
@@ -28,15 +28,15 @@ def judged(snapshot, **warned):
 
 
 def test_while_no_shard_is_behind_every_output_is_ok():
-    assert judged(fleet(0.0, 100.0)) == [Verdict("ok"), Verdict("ok")]
+    assert judged(fleet(0.0, 100.0)) == [OutputVerdict("ok"), OutputVerdict("ok")]
 
 
 def test_the_output_that_a_warning_names_is_failing_and_the_other_is_not():
     warned = Warned(WallTime(NOW - 300), f"outputs.audit: {WORDS}")
 
     assert judged(fleet(LATE_S, 1.0), s0=warned) == [
-        Verdict("ok"),
-        Verdict("failing", WORDS, (key(0),)),
+        OutputVerdict("ok"),
+        OutputVerdict("failing", WORDS, (key(0),)),
     ]
 
 
@@ -44,7 +44,7 @@ def test_a_warning_from_before_the_oldest_unread_record_is_over():
     warned = Warned(WallTime(NOW - 2 * LATE_S), f"outputs.audit: {WORDS}")
 
     assert [each.word for each in judged(fleet(LATE_S), s0=warned)] == ["behind", "behind"]
-    assert judged(fleet(1.0), s0=warned) == [Verdict("ok"), Verdict("ok")]
+    assert judged(fleet(1.0), s0=warned) == [OutputVerdict("ok"), OutputVerdict("ok")]
 
 
 def test_a_shard_that_is_behind_for_no_known_reason_makes_no_output_failing():
@@ -61,7 +61,7 @@ def test_an_output_that_halted_a_shard_is_failing():
 
     _, audit = judged(fleet(60.0, 1.0, halt=halt))
 
-    assert audit == Verdict("failing", "no such queue", (key(0),))
+    assert audit == OutputVerdict("failing", "no such queue", (key(0),))
 
 
 @pytest.mark.parametrize("seconds", [(), (None, 1.0)])

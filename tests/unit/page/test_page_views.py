@@ -20,7 +20,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 from kclrun.operating.doctor.findings import Finding, Kind
 from kclrun.page.server import routes
-from kclrun.page.snapshot import Problem, Snapshot
+from kclrun.page.snapshot import ReadProblem, Snapshot
 from tests.support.tables import over_rows
 from tests.unit.page.fleet import ABOUT, NOW, A, behind, key, lease, small_fleet, snapshot_of
 
@@ -110,7 +110,7 @@ def hostile_fleet() -> Snapshot:
         snapshot_of(row, child),
         broken={f"{HOSTILE}3": HOSTILE},
         findings=(Finding(kind=Kind.HALTED, keys=(name,), evidence=HOSTILE, advice=HOSTILE),),
-        problems=(Problem(HOSTILE, HOSTILE, NOW),),
+        problems=(ReadProblem(HOSTILE, HOSTILE, NOW),),
     )
 
 

@@ -11,12 +11,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
+from posixpath import join
 from typing import Final
 
 import msgspec
 
-from kclrun.cli.services import utc
 from kclrun.config.destinations import DeadLetterSettings, OutputSettings, RollSettings
 from kclrun.config.outputs import named_outputs, output_places
 from kclrun.config.schema import (
@@ -31,7 +30,7 @@ from kclrun.model.quotas import TABLE_NAME_CHARACTERS_MAX
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.stream import ONLY_STREAM
-from kclrun.model.time import WallTime
+from kclrun.model.time import WallTime, utc_text
 
 _LABEL: Final = re.compile(r"[A-Za-z0-9_.]{1,64}\Z", re.ASCII)
 # Thirty keys of Kinesis' 256 characters. A start command has 16 KiB beside options and columns.
@@ -113,8 +112,9 @@ def replay_of(settings: Settings, asked: ReplayOptions) -> Replay:
     return Replay(until_at=asked.until_at, keys=asked.keys, row_names=names if is_compared else ())
 
 
-def settings_of_replay(settings: Settings, asked: ReplayOptions, folder: Path) -> Settings:
-    """The settings that the replay runs with. `folder` is where its rows go.
+def settings_of_replay(settings: Settings, asked: ReplayOptions, folder: str) -> Settings:
+    """The settings that the replay runs with. `folder` is where its rows go; its
+    path is absolute.
 
     Raises: SettingsError for the other engine.
     """
@@ -126,7 +126,7 @@ def settings_of_replay(settings: Settings, asked: ReplayOptions, folder: Path) -
     table = table_of(settings, asked)
     is_compared = asked.processor is not None
     state = settings.state
-    letters = DeadLetterSettings(path=str(folder / "dead-letters"))
+    letters = DeadLetterSettings(path=join(folder, "dead-letters"))
     streams = tuple(
         msgspec.structs.replace(stream, start=None, processor=asked.processor or stream.processor)
         for stream in settings.streams
@@ -157,7 +157,7 @@ def settings_of_replay(settings: Settings, asked: ReplayOptions, folder: Path) -
         if state is None
         else msgspec.structs.replace(
             state,
-            store=str((folder / "state").absolute()),
+            store=join(folder, "state"),
             outbox=state.outbox and asked.stops is None,
         ),
         on_error=msgspec.structs.replace(settings.on_error, dead_letter=letters)
@@ -171,16 +171,14 @@ def settings_of_replay(settings: Settings, asked: ReplayOptions, folder: Path) -
     )
 
 
-def _redirected(
-    settings: Settings, asked: ReplayOptions, folder: Path
-) -> dict[str, OutputSettings]:
+def _redirected(settings: Settings, asked: ReplayOptions, folder: str) -> dict[str, OutputSettings]:
     """JSON lines under the folder. A file that grows is cut back to the checkpoint of its reader,
     so even with the same outputs those of a folder are never shared with the fleet."""
     return {
         name: output
         if asked.has_same_outputs and output.path is None
         else OutputSettings(
-            path=str(folder / name),
+            path=join(folder, name),
             # Only the main output may be a file that grows.
             roll=None if name == MAIN_OUTPUT else RollSettings(),
             schema=output.schema,
@@ -190,15 +188,17 @@ def _redirected(
     }
 
 
-def _compared(settings: Settings, folder: Path) -> dict[str, OutputSettings]:
+def _compared(settings: Settings, folder: str) -> dict[str, OutputSettings]:
     """All rows in one file a shard."""
-    return {MAIN_OUTPUT: OutputSettings(path=str(folder))} if named_outputs(settings) else {}
+    return {MAIN_OUTPUT: OutputSettings(path=folder)} if named_outputs(settings) else {}
 
 
 def plan_lines(settings: Settings, replayed: Settings, asked: ReplayOptions) -> Iterator[str]:
     """What the replay will do, in sentences."""
-    began = "the oldest record" if asked.start.at is None else utc(asked.start.at)
-    yield f"{settings.stream_names}: from {began} up to {utc(asked.until_at)}"
+    began = (
+        "the oldest record" if asked.start.at is None else utc_text(asked.start.at, "milliseconds")
+    )
+    yield f"{settings.stream_names}: from {began} up to {utc_text(asked.until_at, 'milliseconds')}"
     if asked.keys:
         keys = "1 partition key" if len(asked.keys) == 1 else f"{len(asked.keys)} partition keys"
         yield f"  keys: only records of {keys} reach the processor"

@@ -1,1 +1,0 @@
-"""Prints the records of a stream."""
