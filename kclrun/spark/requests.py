@@ -21,7 +21,7 @@ import msgspec
 from kclrun import errors
 from kclrun.aws.credentials import CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
-from kclrun.aws.http import CONNECTIONS_MAX
+from kclrun.aws.http.pool import CONNECTIONS_MAX
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.wire import WireClient

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from kclrun.aws.endpoints import resolve_endpoint
-from kclrun.aws.http import CONNECTIONS_MAX
+from kclrun.aws.http.pool import CONNECTIONS_MAX
 from kclrun.spark.offset_planner import CALLS_AT_ONCE, OffsetPlanner
 from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
 from kclrun.spark.planning.shard_cursor import AskListing
