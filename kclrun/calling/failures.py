@@ -172,7 +172,7 @@ class BatchRun:
         After a FailedRecords, processed records behind those that it names are not counted.
         """
         waiting = [*self._held, *(step for step in self._due if isinstance(step, LetGo))]
-        unsettled = [*(each.index for each in waiting), *self._left[:1]]
+        unsettled = [*(step.index for step in waiting), *self._left[:1]]
         return min(unsettled, default=len(self._records))
 
     def newly_settled(self) -> int | None:

@@ -52,7 +52,7 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
 
     def each(self) -> tuple[Reached, ...]:
         """Each stream as a value of its own."""
-        parts = (msgspec.structs.replace(self, stream=each) for each in self.several)
+        parts = (msgspec.structs.replace(self, stream=name) for name in self.several)
         return tuple(parts) or (self,)
 
     def named(self, shard: str) -> tuple[str, str]:
@@ -356,7 +356,7 @@ def read_source_options(options: option_table.Given, use: Use) -> SourceSettings
 
     Raises: SettingsError naming every option that is unknown, missing, wrong or not for this use.
     """
-    names = [each.name for each in SOURCE_OPTIONS]
+    names = [option.name for option in SOURCE_OPTIONS]
     given = option_table.OptionReader(
         "the kclrun source", options, names, ALIASES, other_connectors.OF_SOURCES
     )
@@ -470,7 +470,7 @@ def _stream(given: option_table.OptionReader, *, takes_several: bool) -> str:
 
 def _streams(given: option_table.OptionReader, text: str) -> str:
     """Several streams, sorted by name whatever the order in the option."""
-    names = [each.strip() for each in text.split(",")]
+    names = [name.strip() for name in text.split(",")]
     if wrong := [name for name in names if not _STREAM_NAME.match(name)]:
         given.refuse(
             "streamName",

@@ -139,7 +139,7 @@ class Connected:
         self.admin: StreamAdmin
         if names := reached.several:
             self.reader = StreamsReader({name: PollingReader(self.client, name) for name in names})
-            self.admin = StreamsAdmin({each: WireStreamAdmin(self.client, each) for each in names})
+            self.admin = StreamsAdmin({name: WireStreamAdmin(self.client, name) for name in names})
         else:
             self.reader = PollingReader(self.client, reached.stream)
             self.admin = WireStreamAdmin(self.client, reached.stream)
@@ -154,9 +154,9 @@ class Connected:
             name: NamedConsumer(self.client, admin, named)
             for name, admin in admins_of(self.admin).items()
         }
-        for each in by_name.values():
+        for consumer in by_name.values():
             with contextlib.suppress(*PASSING):
-                each.register()
+                consumer.register()
         return by_name[""] if "" in by_name else StreamsSubscriber(by_name)
 
     def lease_table(self, leases: LeasesAt) -> DynamoLeaseTable:

@@ -325,5 +325,5 @@ def _index_of(records: Sequence[Record], number: str) -> int:
     """The index of a sequence number, or of its place: the records of a shard ascend."""
     key = (len(number), number)
     return bisect_left(
-        records, key, key=lambda each: (len(each.sequence_number), each.sequence_number)
+        records, key, key=lambda record: (len(record.sequence_number), record.sequence_number)
     )

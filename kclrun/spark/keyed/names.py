@@ -146,7 +146,7 @@ def old_claims(
     """The claims of a shard at positions where no batch begins any more. `kept` are the ends of the
     batches that a query may go back to. A claim younger than `retain_s` may be of a batch under
     way."""
-    texts = {_text_of(each) for each in kept}
+    texts = {_text_of(position) for position in kept}
     return tuple(
         name
         for name, age_s in listed

@@ -153,18 +153,18 @@ class Bounding:
     def next_at(self, now: float) -> float:
         """The time of the next request, if no answer comes until then."""
         waiting = [search for search in self._searches.values() if not self._is_done(search)]
-        searches = [each.wakes_at(now) for each in waiting if each.is_searching]
+        searches = [search.wakes_at(now) for search in waiting if search.is_searching]
         if self._missing() and not self._is_listing:
             searches.append(max(now, self._list_at))
-        is_early = any(not each.is_searching for each in waiting)
+        is_early = any(not search.is_searching for search in waiting)
         return min([*searches, now + 0.05]) if is_early else min(searches, default=now)
 
     def offsets(self) -> tuple[Offset, Offset]:
         """Start and end; the end contains the beginning of every shard."""
-        cursors = {each: running.cursor for each, running in self._searches.items()}
-        ends = {**self._ends, **{each: cursor.bound for each, cursor in cursors.items()}}
+        cursors = {shard_id: running.cursor for shard_id, running in self._searches.items()}
+        ends = {**self._ends, **{shard_id: cursor.bound for shard_id, cursor in cursors.items()}}
         began = {
-            each: cursors[each].began() if each in cursors else self._begins[each] for each in ends
+            shard_id: cursors[shard_id].began() if shard_id in cursors else self._begins[shard_id] for shard_id in ends
         }
         start = self._start
         end = Offset(streams=start.streams, shards=ends, began=began)
@@ -217,9 +217,9 @@ def _named_end(
 ) -> Position | int | None:
     position = positions.get(shard_id)
     if position is None:
-        if any(shard_id in ancestors_of(graph, each) for each in positions):
+        if any(shard_id in ancestors_of(graph, named) for named in positions):
             return SHARD_END
-        if shard_id in relatives_of(graph, [each for each in positions if each in graph]):
+        if shard_id in relatives_of(graph, [named for named in positions if named in graph]):
             return begins[shard_id]
         position = rest
     if position is None:

@@ -53,7 +53,7 @@ def hints_for(
     }
     left = BATCH_INLINE_BYTES_MAX
     for size, shard_id in sorted(
-        (shard_cursor.size_of(hint.rows or ()), each) for each, hint in hints.items()
+        (shard_cursor.size_of(hint.rows or ()), shard_id) for shard_id, hint in hints.items()
     ):
         if size > min(left, shard_bytes_max) or not shard_bytes_max:
             hints[shard_id] = msgspec.structs.replace(hints[shard_id], rows=None)
@@ -123,16 +123,16 @@ def joined(start: Offset, end: Offset, later: Offset, graph: ShardGraph) -> Offs
         if shard_id in later.shards or start.shards.get(shard_id) != SHARD_END
     }
     shards = {**kept, **later.shards}
-    began = {each: where for each, where in end.began.items() if each in shards}
+    began = {shard_id: where for shard_id, where in end.began.items() if shard_id in shards}
     for shard_id, where in later.began.items():
         # Where the first batch read no record, the later one has the exact beginning of the rows.
         so_far = began.get(shard_id, start.shards.get(shard_id))
         if so_far is None or so_far == end.shards.get(shard_id):
             began[shard_id] = where
     read = {shard for shard in shards if start.shards.get(shard) != SHARD_END}
-    entered = [each for each in later.shards if each not in end.shards and each in graph]
-    above = {each: tuple(sorted(read.intersection(graph[each].parents))) for each in entered}
-    parents = {**end.parents, **{each: found for each, found in above.items() if found}}
+    entered = [shard_id for shard_id in later.shards if shard_id not in end.shards and shard_id in graph]
+    above = {shard_id: tuple(sorted(read.intersection(graph[shard_id].parents))) for shard_id in entered}
+    parents = {**end.parents, **{shard_id: found for shard_id, found in above.items() if found}}
     return Offset(
         streams=later.streams,
         shards=shards,
@@ -291,7 +291,7 @@ class BatchPlanner:
             self._begin_tick(now)
         elif self._news:
             self._look_at_news(now)
-        asked.extend(ask for each in self.running.values() if (ask := each.ask(now)) is not None)
+        asked.extend(ask for search in self.running.values() if (ask := search.ask(now)) is not None)
         return asked
 
     def came(self, shard_ids: Collection[str]) -> None:
@@ -332,14 +332,14 @@ class BatchPlanner:
         """Whether the batch need not wait for further answers of this tick."""
         if self._target is None:
             return self._until is not None and self.is_exhausted()
-        searching = [each for each in self.running.values() if each.is_searching]
+        searching = [search for search in self.running.values() if search.is_searching]
         if not searching:
             return True
         if self._takes_all:
             return False
         if self._is_together(self._target):
             return not self._is_awaited(now)
-        return all(each.is_held(now) for each in searching) or now >= self._tick_at + _GRACE_S
+        return all(search.is_held(now) for search in searching) or now >= self._tick_at + _GRACE_S
 
     def offer(self, now: float) -> Offset:
         """The end of the batch; `start` itself if no shard has new records."""
@@ -349,7 +349,7 @@ class BatchPlanner:
             self._aiming.reach(target.until_ms)
         end = offer(
             self._start,
-            {each.cursor.shard_id: each.cursor for each in self.running.values()},
+            {search.cursor.shard_id: search.cursor for search in self.running.values()},
             self.listing.graph,
             self.listing.gone(),
             aligned_ms=self._aiming.aligned_ms,
@@ -365,14 +365,14 @@ class BatchPlanner:
 
     def _is_stepping(self, target: BatchTarget) -> bool:
         """Whether a shard at the tip is read page by page, and has more pages."""
-        cursors = (each.cursor for each in self.running.values())
+        cursors = (search.cursor for search in self.running.values())
         return any(
             cursor.is_misled(target.until_ms) and cursor.is_short_of_tip for cursor in cursors
         )
 
     def next_at(self, now: float) -> float:
         """The time of the next request or offer, if no answer comes until then."""
-        times = [each.wakes_at(now) for each in self.running.values() if each.is_searching]
+        times = [search.wakes_at(now) for search in self.running.values() if search.is_searching]
         if not self._is_listing:
             times.append(self.listing.next_listing_at())
         if self._tick_at + _GRACE_S > now:
@@ -394,12 +394,12 @@ class BatchPlanner:
     def is_exhausted(self) -> bool:
         """Whether an answer without new records is final: `start` covers all existing records."""
         if self._until is None:
-            is_searching = any(each.is_searching for each in self.running.values())
+            is_searching = any(search.is_searching for search in self.running.values())
             return self._takes_all and not is_searching and self._target is not None
         is_listed = (
             self.listing.listed_since(self._until[2]) and not self.listing.waits_for_children()
         )
-        return is_listed and all(self._is_done(each.cursor) for each in self.running.values())
+        return is_listed and all(self._is_done(search.cursor) for search in self.running.values())
 
     def _begin_tick(self, now: float) -> None:
         self.tick_s = self._tick.next_s(len(self.running))
@@ -415,13 +415,13 @@ class BatchPlanner:
         past_ms = self.service.surely_past_ms(now)
         is_together = self._is_together(target)
         self._news.difference_update(self._shards_with_news())
-        for each in self.running.values():
-            position = each.cursor.position
+        for search in self.running.values():
+            position = search.cursor.position
             is_early = position.place is Place.TIMESTAMP and position.timestamp_ms > past_ms
             # All shards together need a bound for one time: a shard that has its bound waits.
-            is_answered = is_together and each.target == target
-            if not (is_early or is_answered or self._is_done(each.cursor)):
-                each.begin(target)
+            is_answered = is_together and search.target == target
+            if not (is_early or is_answered or self._is_done(search.cursor)):
+                search.begin(target)
 
     def _look_at_news(self, now: float) -> None:
         """Look at shards whose records were pushed, between two ticks. Behind the tip, or where
@@ -457,7 +457,7 @@ class BatchPlanner:
         return self.service.surely_past_ms(answer.sent_at)
 
     def _next_target(self, now: float) -> BatchTarget:
-        cursors = [each.cursor for each in self.running.values()]
+        cursors = [search.cursor for search in self.running.values()]
         if self._takes_all:
             return self._aiming.tip(cursors, self.service, now, takes_all=True)
         waits = self.listing.waits_for_children()
@@ -475,16 +475,16 @@ class BatchPlanner:
         """Whether some shards are still searched while the others wait for them, and have time."""
         if self._target is None or not self._is_together(self._target):
             return False
-        is_searching = any(each.is_searching for each in self.running.values())
+        is_searching = any(search.is_searching for search in self.running.values())
         return is_searching and now < self._target_at + self._settings.target_batch_s
 
     def _roll(self, start: Offset, now: float) -> None:
         """Have a search for exactly the shards of `start` and those that enter."""
-        wanted = {each: where for each, where in start.shards.items() if where != SHARD_END}
+        wanted = {shard_id: where for shard_id, where in start.shards.items() if where != SHARD_END}
         fails = self._settings.fails_on_data_loss
         for shard_id in self.listing.entering(fails_on_data_loss=fails):
             wanted[shard_id] = self._entrance(start, shard_id)
-        for shard_id in [each for each in self.running if each not in wanted]:
+        for shard_id in [shard_id for shard_id in self.running if shard_id not in wanted]:
             self.running.pop(shard_id).stop()
             self._budgets.pop(shard_id, None)
         self._share_rows(len(wanted))
@@ -501,7 +501,7 @@ class BatchPlanner:
         had no records after it, the child begins at the same time."""
         shard = self.listing.graph[shard_id]
         began = [start.began.get(parent) for parent in shard.parents if parent in start.shards]
-        times = [each for each in began if each is not None and each.place is Place.TIMESTAMP]
+        times = [position for position in began if position is not None and position.place is Place.TIMESTAMP]
         return max(times) if times and len(times) == len(began) else TRIM_HORIZON
 
     def _add(self, shard_id: str, position: Position, now: float) -> ShardSearch:
@@ -568,7 +568,7 @@ class BatchPlanner:
         return is_at_tip and not self.listing.is_closed(cursor.shard_id)
 
     def _hand_over(self, end: Offset, now: float) -> None:
-        cursors = [each.cursor for each in self.running.values()]
+        cursors = [search.cursor for search in self.running.values()]
         allowed = self._settings.inline_bytes_max
         self._hints = hints_for(cursors, end, allowed, now, self.wall_ahead_s)
         for running in self.running.values():
@@ -582,12 +582,12 @@ class BatchPlanner:
         hundred reports, and its event log all of them."""
         running = sorted(self.running.values(), key=_severity)
         by_stream = {
-            stream: _totals([each for each in running if parted(each.cursor.shard_id)[0] == stream])
+            stream: _totals([search for search in running if parted(search.cursor.shard_id)[0] == stream])
             for stream in self._settings.reached.several
         }
         return {
             "stream": self._settings.reached.name,
-            "shards": {each.cursor.shard_id: each.report() for each in running[:REPORTED_MAX]},
+            "shards": {search.cursor.shard_id: search.report() for search in running[:REPORTED_MAX]},
             **_totals(running),
             **({"streams": by_stream} if by_stream else {}),
             "tickMs": round(self.tick_s * 1000),
@@ -597,15 +597,15 @@ class BatchPlanner:
 
 
 def _totals(running: Sequence[ShardSearch]) -> dict[str, Any]:
-    cursors = [each.cursor for each in running]
+    cursors = [search.cursor for search in running]
     lags = [cursor.lag_ms for cursor in cursors if cursor.lag_ms is not None]
-    densities = [each.density for each in cursors if each.density is not None]
+    densities = [cursor.density for cursor in cursors if cursor.density is not None]
     return {
         "shardsTotal": len(cursors),
-        "shardsAtTip": sum(each.tip_at_bound_ms is not None for each in cursors),
+        "shardsAtTip": sum(cursor.tip_at_bound_ms is not None for cursor in cursors),
         "recordsPerSecond": round(sum(density.records_per_second for density in densities), 3),
-        "bytesPerSecond": round(sum(each.bytes_per_second for each in densities), 1),
-        "throttles": sum(each.throttles for each in running),
+        "bytesPerSecond": round(sum(density.bytes_per_second for density in densities), 1),
+        "throttles": sum(search.throttles for search in running),
         "lagMsMax": max(lags, default=None),
     }
 

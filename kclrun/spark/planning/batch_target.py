@@ -89,7 +89,7 @@ def admitted_s(
     """The time span of those densities that is within a trigger's limits, in Kinesis records and
     bytes; None means unlimited."""
     by_records = _quotient(records_max, sum(density.records_per_second for density in densities))
-    by_bytes = _quotient(bytes_max, sum(each.bytes_per_second for each in densities))
+    by_bytes = _quotient(bytes_max, sum(density.bytes_per_second for density in densities))
     return max(_SHORTEST_S, min(by_records, by_bytes))
 
 
@@ -188,7 +188,7 @@ class TargetSearch:
         """The start of the window: the time that all were read to, or later if no records lie
         between."""
         found = [cursor.head_ms for cursor in cursors if cursor.head_ms is not None]
-        is_certain = all(each.head_ms is not None or each.kept.at_tip for each in cursors)
+        is_certain = all(cursor.head_ms is not None or cursor.kept.at_tip for cursor in cursors)
         if is_certain or not self.aligned_ms:
             return max(self.aligned_ms, min(tip_ms, *found) if found else tip_ms)
         return self.aligned_ms

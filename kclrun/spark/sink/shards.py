@@ -96,7 +96,7 @@ class OpenShards:
 def list_open_shards(reached: Reached) -> tuple[Shard, ...]:
     """The open shards now, from one request. Raises: a ServiceError leaf; NotFound for none."""
     listed = connected(reached).admin.list_shards(ShardFilter("AT_LATEST"))
-    shards = tuple(each for each in listed if each.is_open)
+    shards = tuple(shard for shard in listed if shard.is_open)
     if not shards:
         raise NotFound("no shard of it is open: it is being created or deleted")
     return shards

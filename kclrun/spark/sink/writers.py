@@ -185,7 +185,7 @@ class _Writer:
             batch,
             len(done),
             len(messages),
-            sum(each.rows for each in done),
+            sum(task.rows for task in done),
         )
 
 

@@ -206,7 +206,7 @@ def write(
     open_shards(sink_settings(settings).reached)
     if keys_are_together:
         return _written(rows, settings)
-    order = [_column(each).alias(_ORDER.format(at)) for at, each in enumerate(sort_columns)]
+    order = [_column(column).alias(_ORDER.format(at)) for at, column in enumerate(sort_columns)]
     return _written_by_key(df.select(*columns, *order), settings, len(order), partitions)
 
 
