@@ -132,7 +132,9 @@ class LetterBucket(Bucket):
 
     def kept(self, unusable: Unusable = refuse_entry) -> Iterator[KeptLetter]:
         # Keys are listed in the order of their bytes, so the keys of a shard follow each other.
-        for _, found in itertools.groupby(self._found(), lambda listed: listed[0].rpartition("/")[0]):
+        for _, found in itertools.groupby(
+            self._found(), lambda listed: listed[0].rpartition("/")[0]
+        ):
             sizes = dict(found)
             yield from letters_of_files(_ShardObjects(self, sizes), sizes, unusable)
 

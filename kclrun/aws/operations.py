@@ -297,4 +297,6 @@ PUT_RECORD_BATCH: Final = Operation(
 GET_SCHEMA_VERSION: Final = Operation("glue", "GetSchemaVersion", grants=(Grant.SCHEMAS,))
 ASSUME_ROLE: Final = Operation("sts", "AssumeRole", grants=(Grant.ROLE,))
 
-OPERATIONS: Final = tuple(operation for operation in tuple(globals().values()) if isinstance(operation, Operation))
+OPERATIONS: Final = tuple(
+    operation for operation in tuple(globals().values()) if isinstance(operation, Operation)
+)

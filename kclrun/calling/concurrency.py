@@ -307,7 +307,9 @@ class RecordWindow:
         entry.state = _State.GIVEN_UP
         self._given_up += 1
         if self._given_up >= OUTAGE_AFTER and not self._has_success:
-            given_up = (n for n, candidate in self._entries.items() if candidate.state is _State.GIVEN_UP)
+            given_up = (
+                n for n, candidate in self._entries.items() if candidate.state is _State.GIVEN_UP
+            )
             first = min(given_up, default=number)
             self._halt(first, self._entries[first], outage_words())
 

@@ -193,7 +193,9 @@ class TimerRun:
     def group_max(self, at: ExtendedSequenceNumber) -> int:
         """How many timers behind `at` may be one group. A group does not pass a cursor, which user
         code may have made in the middle of a round: outputs drop the rows of whole groups."""
-        ahead = [cursor.tick - at.tick for cursor in self._stored if cursor.of_record == at.of_record]
+        ahead = [
+            cursor.tick - at.tick for cursor in self._stored if cursor.of_record == at.of_record
+        ]
         return min([GROUP_MAX, *(ticks for ticks in ahead if ticks > 0)])
 
     def wall_at(self) -> float | None:

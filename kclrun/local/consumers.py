@@ -208,7 +208,9 @@ class StreamConsumers:
                 f"Stream {stream.name} has {CONSUMERS_DEFAULT} registered consumers, the most that"
                 " a stream can have."
             )
-        creating = [consumer for consumer in self._consumers.values() if consumer.status(now) == "CREATING"]
+        creating = [
+            consumer for consumer in self._consumers.values() if consumer.status(now) == "CREATING"
+        ]
         if len(creating) >= CONSUMERS_CREATING_MAX:
             raise limit_exceeded(
                 f"{CONSUMERS_CREATING_MAX} consumers of stream {stream.name} are being created, the"

@@ -111,7 +111,10 @@ def _draw_groups(panel: Axes, series: Series, colours: dict[str, str]) -> None:
     held, present = _group_totals(series)
     even = series.shards_even
     for group, colour in colours.items():
-        share = [count * even_share or None for count, even_share in zip(present[group], even, strict=True)]
+        share = [
+            count * even_share or None
+            for count, even_share in zip(present[group], even, strict=True)
+        ]
         lasts = [total if n else None for total, n in zip(held[group], present[group], strict=True)]
         panel.plot(series.at_s, _holes(lasts), lw=1.4, color=colour, drawstyle="steps-post")
         panel.plot(series.at_s, _holes(share), ":", lw=1.0, color=colour)

@@ -28,7 +28,7 @@ from kclrun.ports import ShardReader, next_page
 from kclrun.spark.keyed.names import lineage_of
 from kclrun.spark.lineage import KEY_SPACE, ancestors_of
 from kclrun.spark.offsets import Offset, decode_offset, parts_of
-from kclrun.spark.positions import Place, Position
+from kclrun.spark.positions import Position, PositionKind
 
 # The last committed batch, from the files of a Structured Streaming checkpoint:
 #
@@ -108,7 +108,8 @@ def offset_of_stream(batch: CommittedBatch, arn: str) -> Offset:
             " application has one position in a shard, so it cannot continue from several"
         )
     others = (
-        ", ".join(sorted({offset.streams[""].arn for offset in offsets})) or "no kclrun source at all"
+        ", ".join(sorted({offset.streams[""].arn for offset in offsets}))
+        or "no kclrun source at all"
     )
     raise OffsetRefused(f"the checkpoint is not of {arn}: it has {others}\nCheck `stream`")
 
@@ -201,12 +202,12 @@ def checkpoint_for(
     Reads the stream only for a record's number: two to four calls, more where the shard had been
     idle. Raises: a ServiceError leaf.
     """
-    match position.place:
-        case Place.TRIM_HORIZON:
+    match position.kind:
+        case PositionKind.TRIM_HORIZON:
             return LeaseCheckpoint(TRIM_HORIZON)
-        case Place.TIMESTAMP:
+        case PositionKind.TIMESTAMP:
             return LeaseCheckpoint(LATEST, WallTime(position.timestamp_ms / 1000))
-        case Place.SHARD_END:
+        case PositionKind.SHARD_END:
             return LeaseCheckpoint(SHARD_END)
     if position.sub_sequence_number is not None:
         return LeaseCheckpoint(

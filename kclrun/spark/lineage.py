@@ -196,7 +196,9 @@ def oldest_over(lost: Sequence[HashRange], listed: ShardGraph) -> tuple[str, ...
         for shard in listed
         if any(shard.hash_range.overlaps(hash_range) for hash_range in lost)
     }
-    return tuple(shard_id for shard_id in sorted(over) if not over.keys() & ancestors_of(listed, shard_id))
+    return tuple(
+        shard_id for shard_id in sorted(over) if not over.keys() & ancestors_of(listed, shard_id)
+    )
 
 
 def _is_shadowed(
@@ -231,7 +233,9 @@ def _sharing_keys(
         keys = shard.hash_range
         until = bisect_right(starts, keys.start)
         begun = [
-            other for other in (*begun, *by_start[passed:until]) if other.hash_range.end >= keys.start
+            other
+            for other in (*begun, *by_start[passed:until])
+            if other.hash_range.end >= keys.start
         ]
         passed = until
         found[shard.shard_id] = [*begun, *by_start[until : bisect_right(starts, keys.end)]]
@@ -265,7 +269,9 @@ class _Covering:
         # A dropped shard does not change this: other shards have all its keys.
         self._covers_all = not holes((other.hash_range for other in listed), key_space(graph))
         self._graph = graph
-        asked = [graph[shard_id] for shard_id in gone if shard_id in graph] if self._covers_all else []
+        asked = (
+            [graph[shard_id] for shard_id in gone if shard_id in graph] if self._covers_all else []
+        )
         self._sharing = _sharing_keys(asked, listed)
 
     def __call__(self, shard_id: str, left: Collection[str]) -> bool:

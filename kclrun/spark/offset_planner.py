@@ -27,7 +27,7 @@ from kclrun.model.time import WallTime
 from kclrun.ports import LeaseTable, ShardFilter, ShardReader, StreamAdmin, StreamSummary
 from kclrun.spark.offsets import Hint, Offset, StreamIs, together
 from kclrun.spark.options import SourceSettings, StartKind
-from kclrun.spark.planning.batch_bounds import Bounding, Seeker
+from kclrun.spark.planning.batch_bounds import OffsetSearch, RangeBounds
 from kclrun.spark.planning.batch_planner import BatchPlanner, joined
 from kclrun.spark.planning.beginnings import (
     beginnings,
@@ -148,7 +148,11 @@ def leases_of(table: LeaseTable, name: str, streams: Streams) -> Mapping[str, Le
         )
     keys = {
         stream: key_in_table(
-            stream_key(summary.arn, summary.created_at), summary.created_at, leases, None, table=name
+            stream_key(summary.arn, summary.created_at),
+            summary.created_at,
+            leases,
+            None,
+            table=name,
         )
         for stream, summary in streams.items()
     }
@@ -313,7 +317,7 @@ class OffsetPlanner:
         if self._subscribed is not None:
             # A pushed page is of an earlier time: poll for the records that exist now.
             self._subscribed.subscribes = not self._planner.must_go_on
-            self._subscribed.retain(self._planner.running.keys())
+            self._subscribed.retain(self._planner.searches.keys())
         may_wait = self._answered_at is not None and began_at - self._answered_at < _ASKED_AT_ONCE_S
         try:
             return self._look(start, may_wait=may_wait)
@@ -379,7 +383,9 @@ class OffsetPlanner:
         start = self.initial_offset()
         listed = self._retried(self._admin.list_shards)
         now = self._clock()
-        bounding = Bounding(self._settings, start, ShardGraph(listed), self._planner.service, now)
+        bounding = RangeBounds(
+            self._settings, start, ShardGraph(listed), self._planner.service, now
+        )
         while not bounding.is_over:
             self._exchange(bounding, self._clock() + _WAIT_MAX_S)
         return bounding.offsets()
@@ -400,7 +406,7 @@ class OffsetPlanner:
         now = self._clock()
         return self._asking.is_waiting or self._planner.next_at(now) <= now + _ASKED_AT_ONCE_S
 
-    def _exchange(self, seeker: Seeker, deadline: float) -> None:
+    def _exchange(self, seeker: OffsetSearch, deadline: float) -> None:
         """Send due requests and process answers until the next deadline."""
         now = self._clock()
         asks = seeker.asks(now)
@@ -439,7 +445,9 @@ class OffsetPlanner:
         return Offset(
             streams=streams,
             shards=shards,
-            began={shard: at for shard, at in shards.items() if shard in positions or not at.is_exact},
+            began={
+                shard: at for shard, at in shards.items() if shard in positions or not at.is_exact
+            },
             # Its records may be older than all records read so far; shards ahead wait for it.
             aligned_ms=start.aligned_ms if is_at_tip else 0,
             as_of_ms=start.as_of_ms,

@@ -17,7 +17,13 @@ import msgspec
 
 from kclrun.errors import InvariantViolation, OffsetRefused
 from kclrun.model.record import Record
-from kclrun.spark.positions import TRIM_HORIZON, Place, Position, at_timestamp, parse_position
+from kclrun.spark.positions import (
+    TRIM_HORIZON,
+    Position,
+    PositionKind,
+    at_timestamp,
+    parse_position,
+)
 from kclrun.spark.stream_set import parted, shard_name
 
 T = TypeVar("T")
@@ -169,7 +175,9 @@ def _encode_one(offset: Offset) -> dict[str, Any]:
     )
     as_of: object = dict(sorted(offset.as_of_ms.items()))
     if is_packed:
-        as_of = _packed({shard_id: at_timestamp(at_ms) for shard_id, at_ms in offset.as_of_ms.items()})
+        as_of = _packed(
+            {shard_id: at_timestamp(at_ms) for shard_id, at_ms in offset.as_of_ms.items()}
+        )
     texts = _packed if is_packed else _texts
     parents: object = {parent: list(offset.parents[parent]) for parent in sorted(offset.parents)}
     if is_packed and parents:
@@ -254,14 +262,16 @@ _BEFORE: Final = 8
 
 def _packed(positions: Mapping[str, Position]) -> str:
     ordered = [positions[position] for position in sorted(positions)]
-    at_records = [position for position in ordered if position.place is Place.RECORD]
+    at_records = [position for position in ordered if position.kind is PositionKind.RECORD]
     numbers = [int(record.number) for record in at_records]
     width = (max(numbers, default=0).bit_length() + 7) // 8
     rows = [number.to_bytes(width, "big") for number in numbers]
-    at_times = [position.timestamp_ms for position in ordered if position.place is Place.TIMESTAMP]
+    at_times = [
+        position.timestamp_ms for position in ordered if position.kind is PositionKind.TIMESTAMP
+    ]
     columns = _Columns(
         ids=_gaps([_number(shard_id) for shard_id in sorted(positions)]),
-        kinds=bytes(position.place + _BEFORE * position.is_before for position in ordered),
+        kinds=bytes(position.kind + _BEFORE * position.is_before for position in ordered),
         width=width,
         numbers=bytes(row[at] for at in range(width) for row in rows),
         subs=[
@@ -290,7 +300,10 @@ def _unpacked(text: str) -> dict[str, Position]:
     columns = msgspec.msgpack.decode(_inflated(text), type=_Columns)
     count = len(columns.subs)
     places = [kind % _BEFORE for kind in columns.kinds]
-    if (places.count(Place.RECORD), places.count(Place.TIMESTAMP)) != (count, len(columns.times)):
+    if (places.count(PositionKind.RECORD), places.count(PositionKind.TIMESTAMP)) != (
+        count,
+        len(columns.times),
+    ):
         raise ValueError("the positions of its shards do not match their kinds")
     rows = (columns.numbers[at::count] for at in range(count))
     records = (
@@ -299,11 +312,11 @@ def _unpacked(text: str) -> dict[str, Position]:
     times = accumulate(columns.times)
     found = {}
     for number, kind in zip(accumulate(columns.ids), columns.kinds, strict=True):
-        place = Place(kind % _BEFORE)
-        if place is Place.RECORD:
+        place = PositionKind(kind % _BEFORE)
+        if place is PositionKind.RECORD:
             text, sub = next(records)
             position = Position(place, text, kind >= _BEFORE, sub - 1 if sub else None)
-        elif place is Place.TIMESTAMP:
+        elif place is PositionKind.TIMESTAMP:
             position = at_timestamp(next(times))
         else:
             position = Position(place)
@@ -437,7 +450,8 @@ def pack(
     if partitions_max is not None:
         tasks = min(tasks, partitions_max)
     return tuple(
-        tuple(shard_range for unit in units[index::tasks] for shard_range in unit) for index in range(tasks)
+        tuple(shard_range for unit in units[index::tasks] for shard_range in unit)
+        for index in range(tasks)
     )
 
 
@@ -454,7 +468,9 @@ def _generations(parents: Mapping[str, Sequence[str]]) -> Mapping[str, int]:
             ahead += unknown
             continue
         ahead.pop()
-        found[shard_id] = 1 + max((found.get(parent, 0) for parent in parents[shard_id]), default=-1)
+        found[shard_id] = 1 + max(
+            (found.get(parent, 0) for parent in parents[shard_id]), default=-1
+        )
     return found
 
 

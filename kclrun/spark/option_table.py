@@ -55,7 +55,9 @@ def choice(words: Mapping[str, T], foreign: Mapping[str, str] | None = None) -> 
             raise ValueError(f"expected {expected}")
         return by_word[word]
 
-    return Kind(read, lambda value: next(word for word, meaning in words.items() if meaning == value))
+    return Kind(
+        read, lambda value: next(word for word, meaning in words.items() if meaning == value)
+    )
 
 
 SWITCH: Final = choice({"true": True, "false": False})
@@ -136,15 +138,17 @@ def option(name: str, kind: Kind[Any], doc: str, *, default: object, shown: str 
 
 def options_of(settings: Any) -> tuple[Option, ...]:
     """The options of a dataclass's fields, in order."""
-    return tuple(option for field in fields(settings) for option in field.metadata.get(_OPTIONS, ()))
+    return tuple(
+        option for setting in fields(settings) for option in setting.metadata.get(_OPTIONS, ())
+    )
 
 
 def _kinds_of(settings: Any) -> Iterator[tuple[str, str, Kind[Any], Any]]:
     """Field, option, kind and default of each option that has a kind."""
-    for field in fields(settings):
-        for option in field.metadata.get(_OPTIONS, ()):
+    for setting in fields(settings):
+        for option in setting.metadata.get(_OPTIONS, ()):
             if option.kind is not None:
-                yield field.name, option.name, option.kind, field.default
+                yield setting.name, option.name, option.kind, setting.default
 
 
 def default_texts(settings: Any) -> Mapping[str, str]:

@@ -27,7 +27,7 @@ from kclrun.spark.start_texts import instant_ms, positions_of
 from kclrun.spark.stream_set import parted
 
 
-class Reached(msgspec.Struct, frozen=True, kw_only=True):
+class StreamAddress(msgspec.Struct, frozen=True, kw_only=True):
     """A stream, or several, and how to reach it; each process takes credentials from its own chain.
 
     `stream` is a name or an ARN, or several names in order, separated by commas.
@@ -50,7 +50,7 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
         """The names of several streams, in order; empty for one stream."""
         return tuple(self.stream.split(",")) if "," in self.stream else ()
 
-    def each(self) -> tuple[Reached, ...]:
+    def each(self) -> tuple[StreamAddress, ...]:
         """Each stream as a value of its own."""
         parts = (msgspec.structs.replace(self, stream=name) for name in self.several)
         return tuple(parts) or (self,)
@@ -126,7 +126,7 @@ class SourceSettings:
     `bytes_per_trigger_max` None is 64 MiB for every shard that is read at once.
     """
 
-    reached: Reached
+    reached: StreamAddress
     start: Start = field(
         default=Start(StartKind.LATEST),
         metadata=option_table.by_hand(
@@ -276,7 +276,7 @@ class SinkSettings:
     throttled shard.
     """
 
-    reached: Reached
+    reached: StreamAddress
     keeps_order: bool = option_table.option(
         "ordering",
         option_table.choice({"key": True, "none": False}),
@@ -424,7 +424,7 @@ def sink_settings(options: option_table.Given) -> SinkSettings:
     return SinkSettings(reached=reached, **more)
 
 
-def read_reached(given: option_table.OptionReader, *, takes_several: bool = False) -> Reached:
+def read_reached(given: option_table.OptionReader, *, takes_several: bool = False) -> StreamAddress:
     """The stream and how to reach it: the options that source and sink share.
 
     `takes_several`: several names form one source; a sink puts into one stream. Problems are noted
@@ -439,7 +439,7 @@ def read_reached(given: option_table.OptionReader, *, takes_several: bool = Fals
     for name in ("roleExternalId", "roleSessionName"):
         if role_arn is None and given.text(name) is not None:
             given.refuse(name, "is for a role: name that in roleArn")
-    return Reached(
+    return StreamAddress(
         stream=_stream(given, takes_several=takes_several),
         region=given.text("region"),
         endpoint_url=endpoint_url,
@@ -495,7 +495,7 @@ def _check_arn(given: option_table.OptionReader, arn: str) -> None:
 
 
 def _check_consumer(
-    given: option_table.OptionReader, mode: str, consumer: str | None, reached: Reached
+    given: option_table.OptionReader, mode: str, consumer: str | None, reached: StreamAddress
 ) -> None:
     if mode == "polling" and given.text("consumerName") is not None:
         given.refuse("consumerName", "is for consumerMode=fan-out")
@@ -571,7 +571,7 @@ def _offsets(given: object, timestamp: str) -> Start:
 
 
 def _check_names(
-    given: option_table.OptionReader, name: str, place: Start, reached: Reached
+    given: option_table.OptionReader, name: str, place: Start, reached: StreamAddress
 ) -> None:
     """Notes shards whose names do not fit the source, for one stream or several."""
     if place.streams:
@@ -593,7 +593,7 @@ def _check_names(
 
 
 def _check_streams(
-    given: option_table.OptionReader, name: str, place: Start, reached: Reached
+    given: option_table.OptionReader, name: str, place: Start, reached: StreamAddress
 ) -> None:
     """Notes an offset of a query of other streams; that they were made again is known later."""
     arns = {which.arn for which in place.streams.values()}

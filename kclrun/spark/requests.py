@@ -42,7 +42,7 @@ from kclrun.ports import (
     StreamAdmin,
     StreamSummary,
 )
-from kclrun.spark.options import LeasesAt, Reached
+from kclrun.spark.options import LeasesAt, StreamAddress
 from kclrun.spark.planning import shard_cursor
 from kclrun.spark.stream_set import StreamsAdmin, StreamsReader, StreamsSubscriber, admins_of
 from kclrun.spark.subscribed import NamedConsumer
@@ -59,7 +59,7 @@ _RETRIES: Final = Retries(lasts_s=_WAIT_MAX_S, base_s=0.5, max_s=0.5)
 
 def require_stream(
     admin: StreamAdmin,
-    reached: Reached,
+    reached: StreamAddress,
     *,
     clock: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
@@ -112,7 +112,7 @@ class Connected:
     At most `connections_max` requests are under way at once; a further request waits for its turn.
     """
 
-    def __init__(self, reached: Reached, connections_max: int = CONNECTIONS_MAX) -> None:
+    def __init__(self, reached: StreamAddress, connections_max: int = CONNECTIONS_MAX) -> None:
         settings = EndpointSettings(region=_region(reached), endpoint_url=reached.endpoint_url)
         session = open_session(settings)
         self._session = session
@@ -215,7 +215,7 @@ class Connected:
         return f"Connected({self.endpoint.url})"
 
 
-def connected(reached: Reached, connections_max: int = CONNECTIONS_MAX) -> Connected:
+def connected(reached: StreamAddress, connections_max: int = CONNECTIONS_MAX) -> Connected:
     """This process's connection to a stream, made at the first call and kept; sends nothing.
 
     There is one for each value of `connections_max`. A forked process makes its own. Raises:
@@ -227,13 +227,13 @@ def connected(reached: Reached, connections_max: int = CONNECTIONS_MAX) -> Conne
 class Kept:
     """The connections of this process, at most `count_max`; the longest unused leaves first."""
 
-    def __init__(self, make: Callable[[Reached, int], Connected], count_max: int) -> None:
+    def __init__(self, make: Callable[[StreamAddress, int], Connected], count_max: int) -> None:
         self._make = make
         self._count_max = count_max
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
-    def get(self, reached: Reached, connections_max: int = CONNECTIONS_MAX) -> Connected:
+    def get(self, reached: StreamAddress, connections_max: int = CONNECTIONS_MAX) -> Connected:
         wanted = (reached, connections_max)
         with self._lock:
             found = self._by_wanted.get(wanted)
@@ -247,13 +247,13 @@ class Kept:
     def _forget(self) -> None:
         # A forked child also needs a new lock: a thread of the parent may hold the old one.
         self._lock = threading.Lock()
-        self._by_wanted: OrderedDict[tuple[Reached, int], Connected] = OrderedDict()
+        self._by_wanted: OrderedDict[tuple[StreamAddress, int], Connected] = OrderedDict()
 
 
 _KEPT: Final = Kept(Connected, _KEPT_MAX)
 
 
-def _region(reached: Reached) -> str | None:
+def _region(reached: StreamAddress) -> str | None:
     """The region given, or that of the ARN; None leaves it to the AWS chain."""
     is_arn = reached.stream.startswith("arn:")
     return reached.stream.split(":")[3] if is_arn else reached.region

@@ -165,7 +165,10 @@ class ShardsPartition(InputPartition):
         self.ranges = ranges
 
     def __repr__(self) -> str:
-        named = ", ".join(f"{shard_range.shard_id} {shard_range.begin} to {shard_range.end}" for shard_range in self.ranges)
+        named = ", ".join(
+            f"{shard_range.shard_id} {shard_range.begin} to {shard_range.end}"
+            for shard_range in self.ranges
+        )
         return f"ShardsPartition({named})"
 
 

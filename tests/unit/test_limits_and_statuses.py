@@ -31,7 +31,7 @@ from kclrun.errors import (
 from kclrun.model import quotas, statuses
 from kclrun.model.quotas import CONSUMERS_ADVANTAGE, CONSUMERS_CREATING_MAX, CONSUMERS_DEFAULT
 from kclrun.ports import StreamSummary, record_limit
-from kclrun.spark.options import Reached
+from kclrun.spark.options import StreamAddress
 from kclrun.spark.requests import require_stream
 
 SOURCES = Path(kclrun.__file__).parent
@@ -389,7 +389,7 @@ def of_spark(status: str) -> StreamSummary:
     def wait(seconds: float) -> None:
         now[0] += seconds
 
-    reached = Reached(stream="orders", region="eu-west-1")
+    reached = StreamAddress(stream="orders", region="eu-west-1")
     return require_stream(admin(status=status), reached, clock=lambda: now[0], wait=wait)
 
 

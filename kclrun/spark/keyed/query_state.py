@@ -213,7 +213,8 @@ class QueryState:
 
     def _collect(self, store: ClaimStore, kept: Mapping[str, set[Position]]) -> None:
         shards = sorted(
-            set(store.shards()) - {RUNS}, key=lambda shard_id: (shard_id <= self._looked_at, shard_id)
+            set(store.shards()) - {RUNS},
+            key=lambda shard_id: (shard_id <= self._looked_at, shard_id),
         )
         for shard_id in shards[:_SHARDS_LOOKED_AT]:
             self._looked_at = shard_id

@@ -17,8 +17,8 @@ from kclrun.spark.options import SourceSettings, Start, StartKind
 from kclrun.spark.planning import shard_cursor
 from kclrun.spark.planning.batch_target import TIP_MARGIN_MS, ServiceTime
 from kclrun.spark.planning.bound_search import BatchTarget
-from kclrun.spark.planning.shard_search import Moment, ReadBudget, ShardSearch
-from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Place, Position
+from kclrun.spark.planning.shard_search import AnswerTimes, ReadBudget, ShardSearch
+from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Position, PositionKind
 
 _PAGE_BYTES: Final = 512 * 1024
 _ROWS_BYTES: Final = 256 * 1024
@@ -26,7 +26,7 @@ _ROWS_BYTES: Final = 256 * 1024
 _LISTINGS_APART_S: Final = 1.0
 
 
-class Seeker(Protocol):
+class OffsetSearch(Protocol):
     """The interface for the shell: requests to send, answers to take, the time of the next
     request."""
 
@@ -43,7 +43,7 @@ class Seeker(Protocol):
     def next_at(self, now: float) -> float: ...
 
 
-class Bounding:
+class RangeBounds:
     """Raises in the constructor: SettingsError for an end that does not fit the stream."""
 
     def __init__(
@@ -92,10 +92,10 @@ class Bounding:
 
     def asks(self, now: float) -> list[shard_cursor.AskPage | shard_cursor.AskListing]:
         """The requests to send now."""
-        for running in self._searches.values():
-            target = self._target(running, now)
-            if target is not None and not self._is_done(running):
-                running.begin(target)
+        for search in self._searches.values():
+            target = self._target(search, now)
+            if target is not None and not self._is_done(search):
+                search.begin(target)
         asked = (search.ask(now) for search in self._searches.values())
         asks: list[shard_cursor.AskPage | shard_cursor.AskListing] = [
             ask for ask in asked if ask is not None
@@ -118,13 +118,13 @@ class Bounding:
         self._list_at = now + _LISTINGS_APART_S
         if not isinstance(answer, shard_cursor.Listed):
             return
-        for running in self._missing():
-            shard_id = running.cursor.shard_id
-            if not running.is_trimmed(self._graph.get(shard_id), answer.shards, now):
+        for search in self._missing():
+            shard_id = search.cursor.shard_id
+            if not search.is_trimmed(self._graph.get(shard_id), answer.shards, now):
                 continue
             if self._settings.fails_on_data_loss:
                 raise DataLoss(f"{shard_id} expired while the batch was planned: read again")
-            running.cursor.lose()
+            search.cursor.lose()
 
     def take(
         self,
@@ -147,8 +147,8 @@ class Bounding:
             if ask.read.opening is None or ask.read.opening.timestamp is None:
                 raise answer.error
             self._service.was_ahead()
-        running = self._searches[ask.shard_id]
-        running.take(ask.turn, answer, Moment(now, asked_ms, chance), self._settings)
+        search = self._searches[ask.shard_id]
+        search.take(ask.turn, answer, AnswerTimes(now, asked_ms, chance), self._settings)
 
     def next_at(self, now: float) -> float:
         """The time of the next request, if no answer comes until then."""
@@ -161,30 +161,31 @@ class Bounding:
 
     def offsets(self) -> tuple[Offset, Offset]:
         """Start and end; the end contains the beginning of every shard."""
-        cursors = {shard_id: running.cursor for shard_id, running in self._searches.items()}
+        cursors = {shard_id: search.cursor for shard_id, search in self._searches.items()}
         ends = {**self._ends, **{shard_id: cursor.bound for shard_id, cursor in cursors.items()}}
         began = {
-            shard_id: cursors[shard_id].began() if shard_id in cursors else self._begins[shard_id] for shard_id in ends
+            shard_id: cursors[shard_id].began() if shard_id in cursors else self._begins[shard_id]
+            for shard_id in ends
         }
         start = self._start
         end = Offset(streams=start.streams, shards=ends, began=began)
         return start, end
 
-    def _target(self, running: ShardSearch, now: float) -> BatchTarget | None:
+    def _target(self, search: ShardSearch, now: float) -> BatchTarget | None:
         """The tip first; at a shard too busy to show it, the first record after the planning."""
-        until_ms = self._until[running.cursor.shard_id]
+        until_ms = self._until[search.cursor.shard_id]
         past_ms = self._service.surely_past_ms(now) - TIP_MARGIN_MS
         if until_ms is not None and until_ms <= past_ms:
             return BatchTarget(until_ms, _PAGE_BYTES)
-        if running.target is None:
+        if search.target is None:
             return BatchTarget(past_ms, _PAGE_BYTES, is_tip=True)
         return BatchTarget(self._ahead_ms, _PAGE_BYTES) if self._ahead_ms <= past_ms else None
 
-    def _is_done(self, running: ShardSearch) -> bool:
-        cursor = running.cursor
-        if running.is_searching or running.target is None:
+    def _is_done(self, search: ShardSearch) -> bool:
+        cursor = search.cursor
+        if search.is_searching or search.target is None:
             return cursor.is_lost
-        is_exact = not running.target.is_tip
+        is_exact = not search.target.is_tip
         return is_exact or cursor.bound == SHARD_END or cursor.tip_at_bound_ms is not None
 
 
@@ -226,4 +227,4 @@ def _named_end(
         raise SettingsError(
             f'endingOffsets: where does {shard_id} end? Name it, or all others as "*"'
         )
-    return position.timestamp_ms if position.place is Place.TIMESTAMP else position
+    return position.timestamp_ms if position.kind is PositionKind.TIMESTAMP else position

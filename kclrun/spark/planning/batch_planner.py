@@ -23,12 +23,12 @@ from kclrun.spark.planning.bound_search import BatchTarget
 from kclrun.spark.planning.shard_listing import ShardListing
 from kclrun.spark.planning.shard_search import (
     CALLS_PER_SECOND_MAX,
-    Moment,
+    AnswerTimes,
     ReadBudget,
     ShardSearch,
     Tick,
 )
-from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Place, Position
+from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Position, PositionKind
 from kclrun.spark.stream_set import parted
 
 
@@ -130,8 +130,12 @@ def joined(start: Offset, end: Offset, later: Offset, graph: ShardGraph) -> Offs
         if so_far is None or so_far == end.shards.get(shard_id):
             began[shard_id] = where
     read = {shard for shard in shards if start.shards.get(shard) != SHARD_END}
-    entered = [shard_id for shard_id in later.shards if shard_id not in end.shards and shard_id in graph]
-    above = {shard_id: tuple(sorted(read.intersection(graph[shard_id].parents))) for shard_id in entered}
+    entered = [
+        shard_id for shard_id in later.shards if shard_id not in end.shards and shard_id in graph
+    ]
+    above = {
+        shard_id: tuple(sorted(read.intersection(graph[shard_id].parents))) for shard_id in entered
+    }
     parents = {**end.parents, **{shard_id: found for shard_id, found in above.items() if found}}
     return Offset(
         streams=later.streams,
@@ -219,7 +223,7 @@ class BatchPlanner:
         self.service = ServiceTime(wall_ahead_s)
         self.listing = ShardListing(settings.shard_list_interval_s)
         self.losses: list[str] = []
-        self.running: dict[str, ShardSearch] = {}
+        self.searches: dict[str, ShardSearch] = {}
         self.tick_s = settings.poll_interval_s
         self._settings = settings
         self.wall_ahead_s = wall_ahead_s
@@ -251,8 +255,8 @@ class BatchPlanner:
         """AvailableNow: read the records that exist now, and no more [A9]."""
         ahead_ms = self.service.surely_ahead_ms(now)
         self._until = (ahead_ms, self.service.surely_past_ms(now), now)
-        for running in self.running.values():
-            running.stop()
+        for search in self.searches.values():
+            search.stop()
         self.listing.list_now()
         self._next_tick_at = now
 
@@ -275,7 +279,7 @@ class BatchPlanner:
         if takes_all:
             self._next_tick_at = now
         if self._start is None and not is_first:
-            self.running.clear()
+            self.searches.clear()
         self._start, self._is_first, self._takes_all = start, is_first, takes_all
         self._aiming.reach(start.aligned_ms)
         self.listing.watch(start.shards)
@@ -291,7 +295,9 @@ class BatchPlanner:
             self._begin_tick(now)
         elif self._news:
             self._look_at_news(now)
-        asked.extend(ask for search in self.running.values() if (ask := search.ask(now)) is not None)
+        asked.extend(
+            ask for search in self.searches.values() if (ask := search.ask(now)) is not None
+        )
         return asked
 
     def came(self, shard_ids: Collection[str]) -> None:
@@ -322,17 +328,17 @@ class BatchPlanner:
             if ask.read.opening is None or ask.read.opening.timestamp is None:
                 raise answer.error
             self.service.was_ahead()
-        running = self.running.get(ask.shard_id)
-        if running is not None:
-            running.take(ask.turn, answer, Moment(now, asked_ms, chance), self._settings)
-            if running.gone is not None:
+        search = self.searches.get(ask.shard_id)
+        if search is not None:
+            search.take(ask.turn, answer, AnswerTimes(now, asked_ms, chance), self._settings)
+            if search.gone is not None:
                 self.listing.list_soon()
 
     def may_offer(self, now: float) -> bool:
         """Whether the batch need not wait for further answers of this tick."""
         if self._target is None:
             return self._until is not None and self.is_exhausted()
-        searching = [search for search in self.running.values() if search.is_searching]
+        searching = [search for search in self.searches.values() if search.is_searching]
         if not searching:
             return True
         if self._takes_all:
@@ -349,7 +355,7 @@ class BatchPlanner:
             self._aiming.reach(target.until_ms)
         end = offer(
             self._start,
-            {search.cursor.shard_id: search.cursor for search in self.running.values()},
+            {search.cursor.shard_id: search.cursor for search in self.searches.values()},
             self.listing.graph,
             self.listing.gone(),
             aligned_ms=self._aiming.aligned_ms,
@@ -359,20 +365,20 @@ class BatchPlanner:
             self._offered = (end, now, target is not None and not target.is_tip)
             self._hand_over(end, now)
         if target is not None and (not target.is_tip or self._is_stepping(target)):
-            pause_s = len(self.running) / CALLS_PER_SECOND_MAX
+            pause_s = len(self.searches) / CALLS_PER_SECOND_MAX
             self._next_tick_at = min(self._next_tick_at, max(now, self._tick_at + pause_s))
         return end
 
     def _is_stepping(self, target: BatchTarget) -> bool:
         """Whether a shard at the tip is read page by page, and has more pages."""
-        cursors = (search.cursor for search in self.running.values())
+        cursors = (search.cursor for search in self.searches.values())
         return any(
             cursor.is_misled(target.until_ms) and cursor.is_short_of_tip for cursor in cursors
         )
 
     def next_at(self, now: float) -> float:
         """The time of the next request or offer, if no answer comes until then."""
-        times = [search.wakes_at(now) for search in self.running.values() if search.is_searching]
+        times = [search.wakes_at(now) for search in self.searches.values() if search.is_searching]
         if not self._is_listing:
             times.append(self.listing.next_listing_at())
         if self._tick_at + _GRACE_S > now:
@@ -394,15 +400,15 @@ class BatchPlanner:
     def is_exhausted(self) -> bool:
         """Whether an answer without new records is final: `start` covers all existing records."""
         if self._until is None:
-            is_searching = any(search.is_searching for search in self.running.values())
+            is_searching = any(search.is_searching for search in self.searches.values())
             return self._takes_all and not is_searching and self._target is not None
         is_listed = (
             self.listing.listed_since(self._until[2]) and not self.listing.waits_for_children()
         )
-        return is_listed and all(self._is_done(search.cursor) for search in self.running.values())
+        return is_listed and all(self._is_done(search.cursor) for search in self.searches.values())
 
     def _begin_tick(self, now: float) -> None:
-        self.tick_s = self._tick.next_s(len(self.running))
+        self.tick_s = self._tick.next_s(len(self.searches))
         self._tick_at, self._next_tick_at = now, now + self.tick_s
         self._has_looked = True
         target = (
@@ -415,9 +421,9 @@ class BatchPlanner:
         past_ms = self.service.surely_past_ms(now)
         is_together = self._is_together(target)
         self._news.difference_update(self._shards_with_news())
-        for search in self.running.values():
+        for search in self.searches.values():
             position = search.cursor.position
-            is_early = position.place is Place.TIMESTAMP and position.timestamp_ms > past_ms
+            is_early = position.kind is PositionKind.TIMESTAMP and position.timestamp_ms > past_ms
             # All shards together need a bound for one time: a shard that has its bound waits.
             is_answered = is_together and search.target == target
             if not (is_early or is_answered or self._is_done(search.cursor)):
@@ -436,15 +442,15 @@ class BatchPlanner:
         self._target, self._target_at, self._tick_at = target, now, now
         for shard_id in shards:
             self._news.discard(shard_id)
-            self.running[shard_id].begin(target)
+            self.searches[shard_id].begin(target)
 
     def _shards_with_news(self) -> list[str]:
         """The shards with pushed records, without those that are searched now: the records of these
         stay news, because a search under way may have missed the last of them."""
         if not self._has_looked or not self._news:
             return []
-        self._news.intersection_update(self.running)
-        return sorted(new for new in self._news if not self.running[new].is_searching)
+        self._news.intersection_update(self.searches)
+        return sorted(new for new in self._news if not self.searches[new].is_searching)
 
     def _asked_ms(self, answer: shard_cursor.Paged) -> int:
         """A time that the service's clock had reached when it made the page."""
@@ -457,7 +463,7 @@ class BatchPlanner:
         return self.service.surely_past_ms(answer.sent_at)
 
     def _next_target(self, now: float) -> BatchTarget:
-        cursors = [search.cursor for search in self.running.values()]
+        cursors = [search.cursor for search in self.searches.values()]
         if self._takes_all:
             return self._aiming.tip(cursors, self.service, now, takes_all=True)
         waits = self.listing.waits_for_children()
@@ -475,7 +481,7 @@ class BatchPlanner:
         """Whether some shards are still searched while the others wait for them, and have time."""
         if self._target is None or not self._is_together(self._target):
             return False
-        is_searching = any(search.is_searching for search in self.running.values())
+        is_searching = any(search.is_searching for search in self.searches.values())
         return is_searching and now < self._target_at + self._settings.target_batch_s
 
     def _roll(self, start: Offset, now: float) -> None:
@@ -484,24 +490,28 @@ class BatchPlanner:
         fails = self._settings.fails_on_data_loss
         for shard_id in self.listing.entering(fails_on_data_loss=fails):
             wanted[shard_id] = self._entrance(start, shard_id)
-        for shard_id in [shard_id for shard_id in self.running if shard_id not in wanted]:
-            self.running.pop(shard_id).stop()
+        for shard_id in [shard_id for shard_id in self.searches if shard_id not in wanted]:
+            self.searches.pop(shard_id).stop()
             self._budgets.pop(shard_id, None)
         self._share_rows(len(wanted))
         for shard_id, position in wanted.items():
-            running = self.running.get(shard_id)
-            if running is None:
+            search = self.searches.get(shard_id)
+            if search is None:
                 self._add(shard_id, position, now)
-            elif running.cursor.position != position:
-                running.stop()
-                running.cursor.move(position)
+            elif search.cursor.position != position:
+                search.stop()
+                search.cursor.move(position)
 
     def _entrance(self, start: Offset, shard_id: str) -> Position:
         """The beginning of a child: its first record. If the query began at a time and the parents
         had no records after it, the child begins at the same time."""
         shard = self.listing.graph[shard_id]
         began = [start.began.get(parent) for parent in shard.parents if parent in start.shards]
-        times = [position for position in began if position is not None and position.place is Place.TIMESTAMP]
+        times = [
+            position
+            for position in began
+            if position is not None and position.kind is PositionKind.TIMESTAMP
+        ]
         return max(times) if times and len(times) == len(began) else TRIM_HORIZON
 
     def _add(self, shard_id: str, position: Position, now: float) -> ShardSearch:
@@ -511,9 +521,9 @@ class BatchPlanner:
         cursor = shard_cursor.ShardCursor(
             shard_id, position, self._rows_bytes_max, is_counted=is_counted
         )
-        running = ShardSearch(cursor, budget)
-        self.running[shard_id] = running
-        return running
+        search = ShardSearch(cursor, budget)
+        self.searches[shard_id] = search
+        return search
 
     def _share_rows(self, shards: int) -> None:
         """Limit the rows kept of each shard, so that all of them stay within their budget."""
@@ -521,8 +531,8 @@ class BatchPlanner:
             max(_ROWS_BYTES_MIN, self._settings.inline_bytes_max),
             ROWS_BYTES_TOTAL // (2 * max(1, shards)),
         )
-        for running in self.running.values():
-            running.cursor.rows_bytes_max = self._rows_bytes_max
+        for search in self.searches.values():
+            search.cursor.rows_bytes_max = self._rows_bytes_max
 
     def _take_listing(self, answer: shard_cursor.Answer, now: float) -> None:
         self._is_listing = False
@@ -533,25 +543,25 @@ class BatchPlanner:
         else:
             self.listing.not_listed(now)
         if isinstance(answer, shard_cursor.Listed):
-            for running in list(self.running.values()):
-                self._judge_gone(running, answer.shards, now)
+            for search in list(self.searches.values()):
+                self._judge_gone(search, answer.shards, now)
 
-    def _judge_gone(self, running: ShardSearch, listed: Collection[Shard], now: float) -> None:
+    def _judge_gone(self, search: ShardSearch, listed: Collection[Shard], now: float) -> None:
         """Note the loss of a shard that is proven to be trimmed. Raises: DataLoss, unless that is
         allowed."""
-        shard_id, gone = running.cursor.shard_id, running.gone
-        if gone is None or running.cursor.is_lost or not self.listing.listed_since(gone.sent_at):
+        shard_id, gone = search.cursor.shard_id, search.gone
+        if gone is None or search.cursor.is_lost or not self.listing.listed_since(gone.sent_at):
             return
-        if not running.is_trimmed(self.listing.graph.get(shard_id), listed, now):
+        if not search.is_trimmed(self.listing.graph.get(shard_id), listed, now):
             return
-        text = lost_shard(shard_id, running.cursor.position)
+        text = lost_shard(shard_id, search.cursor.position)
         if self._settings.fails_on_data_loss:
             raise DataLoss(
                 f"{text}\nTo go on without them: failOnDataLoss=false, or a new checkpoint"
             )
         if text not in self.losses:
             self.losses.append(text)
-        running.cursor.lose()
+        search.cursor.lose()
 
     def _is_done(self, cursor: shard_cursor.ShardCursor) -> bool:
         """AvailableNow: the shard has ended, begins later than the target, or its tip was seen."""
@@ -568,27 +578,31 @@ class BatchPlanner:
         return is_at_tip and not self.listing.is_closed(cursor.shard_id)
 
     def _hand_over(self, end: Offset, now: float) -> None:
-        cursors = [search.cursor for search in self.running.values()]
+        cursors = [search.cursor for search in self.searches.values()]
         allowed = self._settings.inline_bytes_max
         self._hints = hints_for(cursors, end, allowed, now, self.wall_ahead_s)
-        for running in self.running.values():
-            hint = self._hints.get(running.cursor.shard_id)
+        for search in self.searches.values():
+            hint = self._hints.get(search.cursor.shard_id)
             if hint is not None and hint.rows is None:
-                running.budget.spend(now)
-                running.budget.waste(running.cursor.wasted_bytes, now)
+                search.budget.spend(now)
+                search.budget.waste(search.cursor.wasted_bytes, now)
 
     def report(self) -> dict[str, Any]:
         """Totals over all shards, and the worst of them, as plain JSON values: Spark keeps the last
         hundred reports, and its event log all of them."""
-        running = sorted(self.running.values(), key=_severity)
+        searches = sorted(self.searches.values(), key=_severity)
         by_stream = {
-            stream: _totals([search for search in running if parted(search.cursor.shard_id)[0] == stream])
+            stream: _totals(
+                [search for search in searches if parted(search.cursor.shard_id)[0] == stream]
+            )
             for stream in self._settings.reached.several
         }
         return {
             "stream": self._settings.reached.name,
-            "shards": {search.cursor.shard_id: search.report() for search in running[:REPORTED_MAX]},
-            **_totals(running),
+            "shards": {
+                search.cursor.shard_id: search.report() for search in searches[:REPORTED_MAX]
+            },
+            **_totals(searches),
             **({"streams": by_stream} if by_stream else {}),
             "tickMs": round(self.tick_s * 1000),
             "losses": self.losses[-_LOSSES_REPORTED_MAX:],
@@ -596,8 +610,8 @@ class BatchPlanner:
         }
 
 
-def _totals(running: Sequence[ShardSearch]) -> dict[str, Any]:
-    cursors = [search.cursor for search in running]
+def _totals(searches: Sequence[ShardSearch]) -> dict[str, Any]:
+    cursors = [search.cursor for search in searches]
     lags = [cursor.lag_ms for cursor in cursors if cursor.lag_ms is not None]
     densities = [cursor.density for cursor in cursors if cursor.density is not None]
     return {
@@ -605,11 +619,11 @@ def _totals(running: Sequence[ShardSearch]) -> dict[str, Any]:
         "shardsAtTip": sum(cursor.tip_at_bound_ms is not None for cursor in cursors),
         "recordsPerSecond": round(sum(density.records_per_second for density in densities), 3),
         "bytesPerSecond": round(sum(density.bytes_per_second for density in densities), 1),
-        "throttles": sum(search.throttles for search in running),
+        "throttles": sum(search.throttles for search in searches),
         "lagMsMax": max(lags, default=None),
     }
 
 
-def _severity(running: ShardSearch) -> tuple[int, int, str]:
+def _severity(search: ShardSearch) -> tuple[int, int, str]:
     """The order of the report: furthest behind first, then most throttled."""
-    return (-(running.cursor.lag_ms or 0), -running.throttles, running.cursor.shard_id)
+    return (-(search.cursor.lag_ms or 0), -search.throttles, search.cursor.shard_id)

@@ -27,7 +27,14 @@ from kclrun.spark.lineage import (
     tiles,
 )
 from kclrun.spark.options import Start, StartKind
-from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Place, Position, after, at_timestamp
+from kclrun.spark.positions import (
+    SHARD_END,
+    TRIM_HORIZON,
+    Position,
+    PositionKind,
+    after,
+    at_timestamp,
+)
 
 _ANY = "*"
 
@@ -37,7 +44,11 @@ def time_of(start: Start) -> int | None:
     if start.kind is StartKind.TIMESTAMP:
         return start.timestamp_ms
     other = start.positions.get(_ANY)
-    if start.kind is StartKind.POSITIONS and other is not None and other.place is Place.TIMESTAMP:
+    if (
+        start.kind is StartKind.POSITIONS
+        and other is not None
+        and other.kind is PositionKind.TIMESTAMP
+    ):
         return other.timestamp_ms
     return None
 
@@ -71,7 +82,9 @@ def _open_at(graph: ShardGraph, open_then: Collection[str]) -> tuple[str, ...] |
     """The shards of `open_then`. Of a shard that ended at exactly that time the service names the
     children, too: they are left out."""
     known = [shard_id for shard_id in sorted(open_then) if shard_id in graph]
-    chosen = tuple(shard_id for shard_id in known if not ancestors_of(graph, shard_id).intersection(known))
+    chosen = tuple(
+        shard_id for shard_id in known if not ancestors_of(graph, shard_id).intersection(known)
+    )
     covers = [graph[shard_id].hash_range for shard_id in chosen]
     return chosen if tiles(covers, key_space(graph)) else None
 
@@ -98,7 +111,7 @@ def _named(
             ' descendants of a shard with a position: name them, or all others as "*"'
         )
     rest = positions[_ANY]
-    if rest.place is Place.TIMESTAMP:
+    if rest.kind is PositionKind.TIMESTAMP:
         among: Collection[str] | None = [other for other in others if other in open_then]
     else:
         among = roots(graph, others)
@@ -108,7 +121,9 @@ def _named(
 def _gone_on(positions: Mapping[str, Position], graph: ShardGraph) -> Mapping[str, Position] | None:
     """The positions of a query's own offset. A shard that it had read to the end may have expired
     since; shards of which the offset does not know begin at their oldest record."""
-    begun = {shard_id: position for shard_id, position in positions.items() if position != SHARD_END}
+    begun = {
+        shard_id: position for shard_id, position in positions.items() if position != SHARD_END
+    }
     if gone := sorted(shard_id for shard_id in begun if shard_id not in graph):
         raise SettingsError(
             f"startingOffsets: the stream has no shard {', '.join(gone)} any more: its records"

@@ -158,7 +158,9 @@ class ShardListing:
     def _lacks_children(self) -> bool:
         """Whether a shard has ended and no known child has some of its keys."""
         if self._lacks is None:
-            ended = [shard_id for shard_id, position in self._watched.items() if position == SHARD_END]
+            ended = [
+                shard_id for shard_id, position in self._watched.items() if position == SHARD_END
+            ]
             self._lacks = bool(unfollowed(ended, self.graph, self.gone()))
         return self._lacks
 

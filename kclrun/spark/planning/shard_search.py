@@ -98,7 +98,7 @@ class Tick:
         return base + self._added_s
 
 
-class Moment(msgspec.Struct, frozen=True):
+class AnswerTimes(msgspec.Struct, frozen=True):
     """The circumstances of an answer: local seconds, the service's time of its request, chance."""
 
     now: float
@@ -171,7 +171,7 @@ class ShardSearch:
         return shard_cursor.AskPage(self.cursor.shard_id, self._turn, read)
 
     def take(
-        self, turn: int, outcome: shard_cursor.Outcome, at: Moment, settings: SourceSettings
+        self, turn: int, outcome: shard_cursor.Outcome, at: AnswerTimes, settings: SourceSettings
     ) -> None:
         """Take in the answer to the request `turn`; an answer to an older request is ignored.
 
@@ -215,7 +215,7 @@ class ShardSearch:
             self.budget.rest(now + _NOT_FOUND_REST_S)
         return False
 
-    def _failed(self, error: ServiceError, at: Moment, settings: SourceSettings) -> None:
+    def _failed(self, error: ServiceError, at: AnswerTimes, settings: SourceSettings) -> None:
         self.failures += 1
         attempts_max = settings.retry_attempts
         if attempts_max is not None and self.failures >= attempts_max:

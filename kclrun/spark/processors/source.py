@@ -305,7 +305,9 @@ class ProcessorReader(StreamReader):
             state.begin(lineage, decode_offset(start), decode_offset(end))
         return [
             ProcessorPartition(
-                ranges, self._began_s, state.batch(lineage, [shard_range.shard_id for shard_range in ranges])
+                ranges,
+                self._began_s,
+                state.batch(lineage, [shard_range.shard_id for shard_range in ranges]),
             )
             for ranges in found
         ]

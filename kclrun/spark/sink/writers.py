@@ -24,7 +24,7 @@ from kclrun.model.shard import Shard
 from kclrun.ports import record_limit
 from kclrun.producing.flow_control import Flow, ProducerSettings
 from kclrun.producing.kinesis_producer import KinesisProducer
-from kclrun.spark.options import Reached, SinkSettings, sink_settings
+from kclrun.spark.options import SinkSettings, StreamAddress, sink_settings
 from kclrun.spark.requests import connected
 from kclrun.spark.sink.columns import check_columns
 from kclrun.spark.sink.report import (
@@ -82,10 +82,10 @@ def put_partition(
 
 
 # A Python worker runs one task at a time, so this is not locked.
-_FLOWS: Final[OrderedDict[Reached, Flow]] = OrderedDict()
+_FLOWS: Final[OrderedDict[StreamAddress, Flow]] = OrderedDict()
 
 
-def _flow(reached: Reached) -> Flow:
+def _flow(reached: StreamAddress) -> Flow:
     flow = _FLOWS.setdefault(reached, Flow())
     _FLOWS.move_to_end(reached)
     if len(_FLOWS) > _STREAMS_MAX:
@@ -209,9 +209,9 @@ class _Slowed:
     """The streams whose last batch was slowed, of the batches that this process committed."""
 
     def __init__(self) -> None:
-        self._streams: dict[Reached, None] = {}
+        self._streams: dict[StreamAddress, None] = {}
 
-    def log(self, reached: Reached, what: str, report: BatchReport) -> None:
+    def log(self, reached: StreamAddress, what: str, report: BatchReport) -> None:
         """Log the line about this batch, if it has one."""
         was_slow = reached in self._streams
         line = slowdown_line(what, report, was_slow=was_slow)

@@ -16,7 +16,7 @@ import pytest
 from kclrun.aws.endpoints import resolve_endpoint
 from kclrun.aws.http.pool import CONNECTIONS_MAX
 from kclrun.spark.offset_planner import CALLS_AT_ONCE, OffsetPlanner
-from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
+from kclrun.spark.options import SourceSettings, Start, StartKind, StreamAddress
 from kclrun.spark.planning.shard_cursor import AskListing
 from kclrun.spark.requests import connected
 from kclrun.spark.source import StreamReader
@@ -130,7 +130,7 @@ def patient_endpoint(*where):
 
 
 def settings_of(server, start=StartKind.EARLIEST):
-    reached = Reached(stream="slow", region="us-east-1", endpoint_url=server.url)
+    reached = StreamAddress(stream="slow", region="us-east-1", endpoint_url=server.url)
     return SourceSettings(reached=reached, start=Start(start))
 
 
@@ -178,7 +178,7 @@ def test_a_planner_that_is_closed_waits_for_nothing_and_begins_no_further_call()
         ended.append(True)
         return ()
 
-    settings = SourceSettings(reached=Reached(stream="s"), start=Start(StartKind.EARLIEST))
+    settings = SourceSettings(reached=StreamAddress(stream="s"), start=Start(StartKind.EARLIEST))
     admin = SimpleNamespace(list_shards=list_shards)
     planner = OffsetPlanner(None, admin, settings, calls_at_once=1)
     planner._asking.send([AskListing()] * 3)
@@ -192,7 +192,7 @@ def test_a_planner_that_is_closed_waits_for_nothing_and_begins_no_further_call()
 
 
 def test_the_driver_and_an_executor_of_one_process_have_connections_of_their_own():
-    reached = Reached(stream="slow", region="us-east-1", endpoint_url="http://127.0.0.1:1")
+    reached = StreamAddress(stream="slow", region="us-east-1", endpoint_url="http://127.0.0.1:1")
 
     assert connected(reached) is connected(reached, CONNECTIONS_MAX)
     assert connected(reached, CALLS_AT_ONCE) is not connected(reached)

@@ -9,11 +9,11 @@ from kclrun.spark.options import (
     ALIASES,
     SOURCE_OPTIONS,
     LeasesAt,
-    Reached,
     SinkSettings,
     SourceSettings,
     Start,
     StartKind,
+    StreamAddress,
     Use,
     read_source_options,
     sink_settings,
@@ -38,7 +38,7 @@ def refusal(options, use=Use.STREAM):
 
 
 def test_a_name_is_enough_and_the_rest_is_what_the_table_says():
-    assert read() == SourceSettings(reached=Reached(stream="flights"))
+    assert read() == SourceSettings(reached=StreamAddress(stream="flights"))
 
 
 def test_every_option_finds_its_setting_in_any_case():
@@ -67,7 +67,7 @@ def test_every_option_finds_its_setting_in_any_case():
         "consumerMode": "POLLING",
     }
     expected = SourceSettings(
-        reached=Reached(
+        reached=StreamAddress(
             stream="flights",
             region="eu-west-1",
             endpoint_url="http://127.0.0.1:4567",
@@ -161,7 +161,7 @@ def test_an_endpoint_is_https_or_on_this_host(url):
 
 def test_an_arn_names_the_stream_and_its_region():
     settings = read_source_options({"streamarn": ARN}, Use.STREAM)
-    assert settings.reached == Reached(stream=ARN)
+    assert settings.reached == StreamAddress(stream=ARN)
     assert settings.reached.name == "flights"
 
 
@@ -437,10 +437,10 @@ def test_names_and_times_have_their_longest(name, longest, beyond):
 def test_several_streams_are_one_source_in_the_order_of_their_names(given, reached, several, name):
     found = read_source_options({"streamName": given, "region": "eu-west-1"}, Use.STREAM).reached
 
-    assert found == Reached(stream=reached, region="eu-west-1")
+    assert found == StreamAddress(stream=reached, region="eu-west-1")
     assert (found.several, found.name) == (several, name)
     assert found.each() == (
-        tuple(Reached(stream=each, region="eu-west-1") for each in several) or (found,)
+        tuple(StreamAddress(stream=each, region="eu-west-1") for each in several) or (found,)
     )
     assert found.named("orders:shardId-0") == ("orders", "shardId-0")
     assert found.named("shardId-0") == (name, "shardId-0")
@@ -464,7 +464,7 @@ def test_several_streams_are_one_source_in_the_order_of_their_names(given, reach
 def test_settings_become_texts_that_become_the_same_settings(start, stream):
     if start.positions and "," in stream:
         start = Start(StartKind.POSITIONS, positions={f"orders:{FIRST}": after("4959")})
-    settings = SourceSettings(reached=Reached(stream=stream), start=start, retry_attempts=3)
+    settings = SourceSettings(reached=StreamAddress(stream=stream), start=start, retry_attempts=3)
 
     texts = source_texts(settings)
 

@@ -8,10 +8,10 @@ from kclrun.lifecycle.stopping import Stage, StopPlan
 from kclrun.model.time import Instant, WallTime
 from kclrun.spark.options import (
     LeasesAt,
-    Reached,
     SourceSettings,
     Start,
     StartKind,
+    StreamAddress,
     Use,
     read_source_options,
     source_texts,
@@ -41,7 +41,7 @@ def test_the_settings_of_the_file_are_those_of_the_source():
         "spark: {checkpoint: /c, source: {maxRecordsPerTrigger: 1000, failOnDataLoss: false,"
         " maxBytesPerTrigger: 1048576, retryBackoffMax: 10s, maxReadsPerSecondPerShard: 2}}"
     ) == SourceSettings(
-        reached=Reached(
+        reached=StreamAddress(
             stream="orders",
             region="eu-west-1",
             endpoint_url="https://k.x",
@@ -105,7 +105,7 @@ def test_a_start_at_leases_finds_dynamodb_where_the_file_says():
 def test_an_arn_says_its_region_itself():
     arn = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 
-    assert source("aws: {region: us-east-1}", arn).reached == Reached(stream=arn)
+    assert source("aws: {region: us-east-1}", arn).reached == StreamAddress(stream=arn)
 
 
 @pytest.mark.parametrize(

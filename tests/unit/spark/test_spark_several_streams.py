@@ -24,10 +24,10 @@ from kclrun.spark.offsets import (
 )
 from kclrun.spark.options import (
     LeasesAt,
-    Reached,
     SourceSettings,
     Start,
     StartKind,
+    StreamAddress,
     Use,
     read_source_options,
 )
@@ -77,7 +77,7 @@ class World:
         return OffsetPlanner(
             StreamsReader(ports) if several else ports[names[0]],
             StreamsAdmin(ports) if several else ports[names[0]],
-            SourceSettings(reached=Reached(stream=",".join(names)), start=start, **settings),
+            SourceSettings(reached=StreamAddress(stream=",".join(names)), start=start, **settings),
             clock=lambda: self.at,
             wall=lambda: self.at,
             wait=self.wait,
@@ -119,7 +119,7 @@ def test_the_option_takes_names_in_any_order_and_one_checkpoint_comes_of_it():
     assert one == other
     assert [each.stream for each in one.each()] == ["orders", "returns"]
     assert one.named(R0) == ("returns", FIRST)
-    assert Reached(stream="orders").named(FIRST) == ("orders", FIRST)
+    assert StreamAddress(stream="orders").named(FIRST) == ("orders", FIRST)
 
 
 def test_one_batch_reads_both_streams_and_their_offset_stands_under_their_names(world):
