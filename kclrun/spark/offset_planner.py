@@ -28,7 +28,7 @@ from kclrun.ports import LeaseTable, ShardFilter, ShardReader, StreamAdmin, Stre
 from kclrun.spark.offsets import Hint, Offset, StreamIs, together
 from kclrun.spark.options import SourceSettings, StartKind
 from kclrun.spark.planning.batch_bounds import OffsetSearch, RangeBounds
-from kclrun.spark.planning.batch_planner import BatchPlanner, joined
+from kclrun.spark.planning.batch_planner import BatchPlanner
 from kclrun.spark.planning.beginnings import (
     beginnings,
     lease_beginnings,
@@ -36,6 +36,7 @@ from kclrun.spark.planning.beginnings import (
     needs_time,
     time_of,
 )
+from kclrun.spark.planning.offers import joined
 from kclrun.spark.planning.shard_cursor import Gone, Refused
 from kclrun.spark.positions import Position
 from kclrun.spark.requests import Asking

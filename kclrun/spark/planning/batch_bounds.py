@@ -15,9 +15,11 @@ from kclrun.spark.lineage import ancestors_of, descendants_of, relatives_of
 from kclrun.spark.offsets import Offset
 from kclrun.spark.options import SourceSettings, Start, StartKind
 from kclrun.spark.planning import shard_cursor
-from kclrun.spark.planning.batch_target import TIP_MARGIN_MS, ServiceTime
+from kclrun.spark.planning.batch_target import TIP_MARGIN_MS
 from kclrun.spark.planning.bound_search import BatchTarget
-from kclrun.spark.planning.shard_search import AnswerTimes, ReadBudget, ShardSearch
+from kclrun.spark.planning.read_budget import ReadBudget
+from kclrun.spark.planning.service_time import ServiceTime
+from kclrun.spark.planning.shard_search import AnswerTimes, ShardSearch
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Position, PositionKind
 
 _PAGE_BYTES: Final = 512 * 1024

@@ -5,192 +5,99 @@
 `now` is local seconds, `chance` in [0, 1).
 """
 
+# The planner
+# -----------
+#
+# Spark asks where the batch that begins at `start` ends, and stores the answer in its own log
+# before a task reads a record. After a crash it reads (start, end] again. So the planner decides an
+# end that means the same records whenever they are read: for each shard, the position of a record
+# that the service returned, or the end of the shard. No other state is stored.
+#
+# What it decides:
+#
+# - Which shards a batch has: those of `start` that are not at their end, and the children that may
+#   enter (`shard_listing.py`, `lineage.py`).
+# - What all of them look for next, the target (`batch_target.py`): once, while nothing is known,
+#   the first record after each position; a time, while the query is behind; otherwise the tip.
+# - Which page of a shard is read next, and which bound it shows (`bound_search.py`).
+# - When to ask. A tick looks at all shards once. Each shard has a budget of calls, and the tick is
+#   longer with many shards and after throttles (`read_budget.py`).
+# - When the end is offered (`may_offer`), and what it says besides the bounds (`offers.py`).
+#
+# The states of a shard (`shard_search.py`):
+#
+#     at rest     no search is under way; its bound is the best that was found, or its position
+#     searching   it wants a page, and waits for its budget
+#     in flight   it wants a page, and a request is under way
+#     not found   the service does not know the shard: a listing is judged before it is asked again
+#     lost        it is proven that the shard was trimmed (`protocol/trimming.py`), and
+#                 failOnDataLoss is off: its range is empty, and ends at the end of the shard
+#
+# A tick begins a search for each shard that is at rest, but for three kinds: its position is a time
+# in the future; AvailableNow is done with it; or it has its bound for the target, and waits for the
+# other shards. An answer moves the search on. An answer to an older request is ignored.
+#
+# The end is offered once no shard is searched. A shard whose search goes on takes part with its
+# best bound so far, and the offer waits for it only so long:
+#
+# - While the query is behind, or has just come to the tip, the shards end at one time together
+#   (alignShards): the rows of a shard that is ahead would advance the watermark past the rows of
+#   the others. They wait for each other for `targetBatchDuration`, and so they do for the first
+#   record of each.
+# - Otherwise until all searches wait for their budget, or for a quarter of a second after the tick.
+# - A batch that takes all records (`everything`) waits for every search.
+#
+# What holds always:
+#
+# - A bound that was found is at a record that the service returned, or at the end of a closed
+#   shard. A time only finds records.
+# - A bound does not lie before the position at which its range begins.
+# - Where `start` does not name the beginning of a range exactly (a time, TRIM_HORIZON, a child),
+#   and in the first batch of a query, the end names it (`Offset.began`). So the rows of a batch are
+#   a function of (start, end).
+# - Without news the answer is `start` itself, and Spark makes no batch, except the first one of a
+#   query. Once an hour an end with the same bounds notes that the shards at their tip held nothing
+#   more.
+# - A child enters when each of its parents that is listed or in `start` is at its end in `start`,
+#   and when no other shard of `start` shares keys with it, except its own ended ancestors. So the
+#   rows of a parent are in an earlier batch. Where Spark asks only once for everything, they are in
+#   the same batch, and the end says which shard is read first (`Offset.parents`).
+# - An ended shard leaves the offset only when other shards in it have all its keys.
+# - The time up to which all shards were read together (`aligned_ms`) never falls.
+# - A shard has at most one request whose answer counts.
+# - A hint to the executors changes no row.
+#
+# What may be lost: all that is known here, because it is only in memory. A driver that starts again
+# plans from Spark's offset alone, and reads pages again. An end that is not in Spark's log is
+# decided anew, maybe elsewhere; no task has read it.
+#
+# What may be repeated: the reading of a batch. It has the same rows as long as the stream retains
+# them.
+#
+# Records that expire before they are read: if a shard was trimmed before it was read to its end, or
+# all shards over some keys, the planner raises DataLoss. With failOnDataLoss=false it goes on with
+# the shards that are listed, and its report names each shard that was trimmed. A loss inside a
+# range is reported by the task that reads it; `RangeCursor` names the one kind that is not seen.
+
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
-
 from kclrun.errors import DataLoss
-from kclrun.model.shard import Shard, ShardGraph
-from kclrun.spark.lineage import superseded
+from kclrun.model.shard import Shard
 from kclrun.spark.offsets import Hint, Offset
 from kclrun.spark.options import SourceSettings
 from kclrun.spark.planning import shard_cursor
-from kclrun.spark.planning.batch_target import BATCH_INLINE_BYTES_MAX, ServiceTime, TargetSearch
+from kclrun.spark.planning.batch_target import TargetSearch
 from kclrun.spark.planning.bound_search import BatchTarget
+from kclrun.spark.planning.offers import hints_for, offer
+from kclrun.spark.planning.read_budget import CALLS_PER_SECOND_MAX, ReadBudget, Tick
+from kclrun.spark.planning.service_time import ServiceTime
 from kclrun.spark.planning.shard_listing import ShardListing
-from kclrun.spark.planning.shard_search import (
-    CALLS_PER_SECOND_MAX,
-    AnswerTimes,
-    ReadBudget,
-    ShardSearch,
-    Tick,
-)
+from kclrun.spark.planning.shard_search import AnswerTimes, ShardSearch
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Position, PositionKind
 from kclrun.spark.stream_set import parted
-
-
-# The part of the driver's own reading that travels with a batch to the executors [A4]. Pure.
-#
-# A hint saves calls and never changes a row: a replay reads the same records by sequence number.
-def hints_for(
-    cursors: Iterable[shard_cursor.ShardCursor],
-    end: Offset,
-    shard_bytes_max: int,
-    now: float,
-    wall_ahead_s: float,
-) -> Mapping[str, Hint]:
-    """Hints for the ranges that end at `end`; rows of as many shards as fit, smallest first.
-
-    `shard_bytes_max` 0 gives no rows at all.
-    """
-    hints = {
-        cursor.shard_id: cursor.hint(now, wall_ahead_s)
-        for cursor in cursors
-        if cursor.bound != cursor.position and end.shards.get(cursor.shard_id) == cursor.bound
-    }
-    left = BATCH_INLINE_BYTES_MAX
-    for size, shard_id in sorted(
-        (shard_cursor.size_of(hint.rows or ()), shard_id) for shard_id, hint in hints.items()
-    ):
-        if size > min(left, shard_bytes_max) or not shard_bytes_max:
-            hints[shard_id] = msgspec.structs.replace(hints[shard_id], rows=None)
-        else:
-            left -= size
-    return hints
-
-
-def lost_shard(shard_id: str, position: Position) -> str:
-    """The text about a shard that was trimmed and was read up to `position`. Whether the shard had
-    records after that position is not known."""
-    return (
-        f"{shard_id} is gone: its retention ended before it was read to its end. It was read up to"
-        f" {position}; records after that, if it had any, were not read and are lost"
-    )
-
-
-# Retention is at least a day: an idle stream's offset records once an hour that nothing was missed.
-AS_OF_AGE_MAX_MS: Final = 3_600_000
-# Shards are looked at one after the other; rounded to steps, thousands of them share one time.
-_AS_OF_STEP_MS: Final = 10_000
-
-
-def offer(
-    start: Offset,
-    cursors: Mapping[str, shard_cursor.ShardCursor],
-    graph: ShardGraph,
-    gone: Collection[str],
-    *,
-    aligned_ms: int,
-    is_first: bool,
-) -> Offset:
-    """`start` itself if no shard has new records, else the end of a batch from there.
-
-    `cursors` are those of the shards of `start` and of the children that enter; `is_first` means
-    that the batch is the query's first, whose start is not stored.
-    """
-    shards = {**start.shards, **{shard_id: cursor.bound for shard_id, cursor in cursors.items()}}
-    seen = _seen(start, cursors)
-    if shards == dict(start.shards) and not _is_stale(start, seen):
-        return start
-    for shard_id in superseded(shards, graph, gone):
-        del shards[shard_id]
-    began = {
-        shard_id: cursors[shard_id].began() if shard_id in cursors else start.shards[shard_id]
-        for shard_id in shards
-        if _needs_beginning(start, cursors.get(shard_id), shard_id, is_first=is_first)
-    }
-    return Offset(
-        streams=start.streams,
-        shards=shards,
-        began=began,
-        aligned_ms=max(start.aligned_ms, aligned_ms),
-        as_of_ms={shard_id: at for shard_id, at in seen.items() if shard_id in shards},
-    )
-
-
-def joined(start: Offset, end: Offset, later: Offset, graph: ShardGraph) -> Offset:
-    """Two batches that follow each other, (start, end] and (end, later], as one.
-
-    A shard that was read to its end within it stays, and is named as the parent of the children
-    that entered after it.
-    """
-    kept = {
-        shard_id: bound
-        for shard_id, bound in end.shards.items()
-        if shard_id in later.shards or start.shards.get(shard_id) != SHARD_END
-    }
-    shards = {**kept, **later.shards}
-    began = {shard_id: where for shard_id, where in end.began.items() if shard_id in shards}
-    for shard_id, where in later.began.items():
-        # Where the first batch read no record, the later one has the exact beginning of the rows.
-        so_far = began.get(shard_id, start.shards.get(shard_id))
-        if so_far is None or so_far == end.shards.get(shard_id):
-            began[shard_id] = where
-    read = {shard for shard in shards if start.shards.get(shard) != SHARD_END}
-    entered = [
-        shard_id for shard_id in later.shards if shard_id not in end.shards and shard_id in graph
-    ]
-    above = {
-        shard_id: tuple(sorted(read.intersection(graph[shard_id].parents))) for shard_id in entered
-    }
-    parents = {**end.parents, **{shard_id: found for shard_id, found in above.items() if found}}
-    return Offset(
-        streams=later.streams,
-        shards=shards,
-        began=began,
-        aligned_ms=later.aligned_ms,
-        as_of_ms=later.as_of_ms,
-        parents=parents,
-    )
-
-
-def _needs_beginning(
-    start: Offset, cursor: shard_cursor.ShardCursor | None, shard_id: str, *, is_first: bool
-) -> bool:
-    """Whether the start does not name the beginning exactly, or may differ in a replay."""
-    position = start.shards.get(shard_id)
-    is_lost = cursor is not None and cursor.is_lost
-    return is_first or is_lost or position is None or not position.is_exact
-
-
-def _seen(start: Offset, cursors: Mapping[str, shard_cursor.ShardCursor]) -> dict[str, int]:
-    """The time at which each shard was last seen to hold nothing after its bound.
-
-    It is rewritten together with the bound. For unchanged bounds it is rewritten only once one of
-    their times is an hour old, and then for all: so an idle stream makes one batch an hour of it.
-    """
-    is_refreshed = any(
-        _is_old(start.as_of_ms[shard_id], cursor.tip_at_bound_ms)
-        for shard_id, cursor in cursors.items()
-        if shard_id in start.as_of_ms and cursor.bound == start.shards.get(shard_id)
-    )
-    seen = {}
-    for shard_id, cursor in cursors.items():
-        before_ms, now_ms = start.as_of_ms.get(shard_id), cursor.tip_at_bound_ms
-        if cursor.bound == SHARD_END:
-            continue
-        stays = cursor.bound == start.shards.get(shard_id) and before_ms is not None
-        if stays and before_ms is not None and not (is_refreshed and now_ms is not None):
-            seen[shard_id] = before_ms
-        elif now_ms is not None:
-            seen[shard_id] = now_ms - now_ms % _AS_OF_STEP_MS
-    return seen
-
-
-def _is_old(before_ms: int, now_ms: int | None) -> bool:
-    return now_ms is not None and now_ms - before_ms >= AS_OF_AGE_MAX_MS
-
-
-def _is_stale(start: Offset, seen: Mapping[str, int]) -> bool:
-    return any(
-        _is_old(start.as_of_ms[shard_id], at)
-        for shard_id, at in seen.items()
-        if shard_id in start.as_of_ms
-    )
-
 
 # Twenty shards of 130 bytes: a progress event of a thousand shards stays below 20 kB with them.
 REPORTED_MAX: Final = 20
@@ -627,3 +534,12 @@ def _totals(searches: Sequence[ShardSearch]) -> dict[str, Any]:
 def _severity(search: ShardSearch) -> tuple[int, int, str]:
     """The order of the report: furthest behind first, then most throttled."""
     return (-(search.cursor.lag_ms or 0), -search.throttles, search.cursor.shard_id)
+
+
+def lost_shard(shard_id: str, position: Position) -> str:
+    """The text about a shard that was trimmed and was read up to `position`. Whether the shard had
+    records after that position is not known."""
+    return (
+        f"{shard_id} is gone: its retention ended before it was read to its end. It was read up to"
+        f" {position}; records after that, if it had any, were not read and are lost"
+    )

@@ -22,8 +22,9 @@ from kclrun.model.time import Instant
 from kclrun.reading.readers import ShardPages
 from kclrun.spark.options import SourceSettings, StreamAddress
 from kclrun.spark.planning.bound_search import BatchTarget
+from kclrun.spark.planning.read_budget import ReadBudget
 from kclrun.spark.planning.shard_cursor import Delayed, Expired, Outcome, ShardCursor, Slowed
-from kclrun.spark.planning.shard_search import AnswerTimes, ReadBudget, ShardSearch
+from kclrun.spark.planning.shard_search import AnswerTimes, ShardSearch
 from kclrun.spark.positions import TRIM_HORIZON, after
 from tests.unit.spark.reading_world import World
 from tests.unit.worker.one_shard import FIRST, Fetching, Shard

@@ -9,7 +9,7 @@ from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard, ShardGraph
 from kclrun.spark.offsets import Offset, StreamIs
 from kclrun.spark.options import SourceSettings, Start, StartKind, StreamAddress
 from kclrun.spark.planning.batch_bounds import RangeBounds
-from kclrun.spark.planning.batch_target import ServiceTime
+from kclrun.spark.planning.service_time import ServiceTime
 from kclrun.spark.planning.shard_cursor import AskListing, Gone, Listed, Paged, Refused
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
 

@@ -12,8 +12,10 @@ from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.time import backoff_s
 from kclrun.spark.options import SourceSettings, StreamAddress
-from kclrun.spark.planning.batch_target import ServiceTime, TargetSearch, Window, admitted_s
+from kclrun.spark.planning.batch_target import TargetSearch, Window, admitted_s
 from kclrun.spark.planning.bound_search import BatchTarget, find_bound
+from kclrun.spark.planning.read_budget import ReadBudget, Tick
+from kclrun.spark.planning.service_time import ServiceTime
 from kclrun.spark.planning.shard_cursor import (
     Delayed,
     Density,
@@ -28,7 +30,7 @@ from kclrun.spark.planning.shard_cursor import (
     density_of,
     size_of,
 )
-from kclrun.spark.planning.shard_search import AnswerTimes, ReadBudget, ShardSearch, Tick
+from kclrun.spark.planning.shard_search import AnswerTimes, ShardSearch
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
 from tests.support.tables import over_rows
 

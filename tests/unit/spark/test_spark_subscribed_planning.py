@@ -13,7 +13,7 @@ from kclrun.model.record import Record
 from kclrun.spark.offset_planner import OffsetPlanner
 from kclrun.spark.offsets import ranges_between
 from kclrun.spark.options import SourceSettings, Start, StartKind, StreamAddress
-from kclrun.spark.planning.shard_search import ReadBudget
+from kclrun.spark.planning.read_budget import ReadBudget
 from kclrun.spark.positions import SHARD_END, after
 from kclrun.spark.subscribed import SubscribedReader
 from tests.patience import HUNG_S
