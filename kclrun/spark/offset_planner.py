@@ -472,7 +472,7 @@ class OffsetPlanner:
                 return positions
             self._wait(_LISTING_PAUSE_S)
         raise errors.Unavailable(
-            f"{_LISTINGS_MAX} listings of {self._settings.reached.name} did not cover its key"
+            f"{_LISTINGS_MAX} listings of {self._settings.address.name} did not cover its key"
             " space: is it being resharded all the time? Try again",
             operation="ListShards",
         )

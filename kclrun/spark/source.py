@@ -34,7 +34,8 @@ from kclrun.spark.offsets import (
     pack,
     ranges_between,
 )
-from kclrun.spark.options import SourceSettings, Start, StartKind, Use, read_source_options
+from kclrun.spark.option_reading import Use, read_source_options
+from kclrun.spark.options import SourceSettings, Start, StartKind
 from kclrun.spark.stream_set import summaries_of
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class KclrunDataSource(DataSource):
         from kclrun.spark.requests import connected, require_stream
 
         settings = read_source_options(self.options, Use.EITHER)
-        for stream in settings.reached.each():
+        for stream in settings.address.each():
             require_stream(connected(stream).admin, stream)
         return SCHEMA
 
@@ -354,7 +355,7 @@ def _open_planner(
     from kclrun.spark.requests import connected
     from kclrun.spark.subscribed import SubscribedReader
 
-    connection = connected(settings.reached, CALLS_AT_ONCE)
+    connection = connected(settings.address, CALLS_AT_ONCE)
     if narrowing is not None and narrowing != Narrowing():
         streams = summaries_of(connection.admin).values()
         created_ms = max(int(stream.created_at * 1000) for stream in streams)
@@ -385,7 +386,7 @@ def _packed(
     ranges = [
         shard_range
         for shard_range in ranges_between(start, end, hints)
-        if narrowing.reads(*settings.reached.named(shard_range.shard_id))
+        if narrowing.reads(*settings.address.named(shard_range.shard_id))
     ]
     tasks = pack(ranges, settings.shards_per_task, settings.partitions_max)
     return [ShardsPartition(task) for task in tasks]
@@ -398,11 +399,11 @@ def _rows(
     from kclrun.spark.requests import connected
 
     assert isinstance(partition, ShardsPartition)
-    connection = connected(settings.reached)
+    connection = connected(settings.address)
     pages = read_ranges(connection.reader, partition.ranges, settings, admin=connection.admin)
     for page in pages:
         left = narrowing.left(page.records)
-        yield from record_batches(left, *settings.reached.named(page.range.shard_id))
+        yield from record_batches(left, *settings.address.named(page.range.shard_id))
 
 
 def _refuse_other_columns(schema: StructType) -> None:

@@ -62,7 +62,7 @@ def _triggers(rig: SparkRig, server: CannedServer, stream: str, count: int) -> l
 def _looks(server: CannedServer, stream: str) -> list[Sample]:
     client = WireClient(endpoint_at(server.url), lambda: CREDENTIALS, service="kinesis")
     settings = SourceSettings(
-        reached=StreamAddress(stream=stream, endpoint_url=server.url),
+        address=StreamAddress(stream=stream, endpoint_url=server.url),
         poll_interval_s=_POLL_S,
         reads_per_second_max=5.0,
     )

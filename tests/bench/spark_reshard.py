@@ -61,7 +61,7 @@ def _slowest_ms(shards: int) -> float:
     planner = OffsetPlanner(
         stream,
         stream,
-        SourceSettings(reached=StreamAddress(stream="s"), poll_interval_s=_LOOK_EVERY_S / 2),
+        SourceSettings(address=StreamAddress(stream="s"), poll_interval_s=_LOOK_EVERY_S / 2),
         clock=clock.read,
         wall=clock.wall,
         wait=clock.wait,

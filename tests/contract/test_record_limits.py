@@ -103,7 +103,7 @@ def by_spark(target, data, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writers, "connected", lambda _: SimpleNamespace(client=target.client))
         batch = pa.RecordBatch.from_pydict({"data": pa.array([data]), "partitionKey": ["k"]})
-        settings = SinkSettings(reached=StreamAddress(stream=target.name))
+        settings = SinkSettings(address=StreamAddress(stream=target.name))
         writers.put_partition(settings, target.admin.list_shards(), iter([batch]))
 
 

@@ -94,7 +94,7 @@ class Whole:
 def settings_of(world, **more):
     chance = world.chance
     return SourceSettings(
-        reached=StreamAddress(stream=",".join(world.several)),
+        address=StreamAddress(stream=",".join(world.several)),
         start=Start(StartKind.EARLIEST),
         poll_interval_s=chance.choice([0.2, 1.0]),
         records_per_trigger_max=chance.choice([None, None, 50]),
@@ -142,7 +142,7 @@ def add(query, names):
         query.batch_of = {f"{only}:{shard}": found for shard, found in query.batch_of.items()}
     world.read(names)
     query.settings = dataclasses.replace(
-        query.settings, reached=StreamAddress(stream=",".join(names))
+        query.settings, address=StreamAddress(stream=",".join(names))
     )
     query.open()
     if not query.logged:
@@ -166,7 +166,7 @@ def test_a_stream_that_is_left_out_is_refused_by_name():
     start = query.start_of(query.committed)
     world.read(world.several[1:])
     query.settings = dataclasses.replace(
-        query.settings, reached=StreamAddress(stream=",".join(world.several))
+        query.settings, address=StreamAddress(stream=",".join(world.several))
     )
     query.open()
 

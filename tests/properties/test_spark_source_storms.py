@@ -435,7 +435,7 @@ def storm(seed, kind=World):
     world.wait(chance.choice([0.0, 5.0, ends_at - EPOCH + 1]))
     is_latest = chance.random() < 0.3
     settings = SourceSettings(
-        reached=StreamAddress(stream="s"),
+        address=StreamAddress(stream="s"),
         start=Start(StartKind.LATEST if is_latest else StartKind.EARLIEST),
         poll_interval_s=chance.choice([0.2, 1.0]),
         records_per_trigger_max=chance.choice([None, None, 50]),
@@ -466,7 +466,7 @@ def storm_of_single_answers(seed):
         world.later(chance.uniform(EPOCH + 1, ends_at), world.reshard)
     world.wait(chance.choice([0.0, 60.0, 125.0]))
     settings = SourceSettings(
-        reached=StreamAddress(stream="s"),
+        address=StreamAddress(stream="s"),
         start=Start(StartKind.EARLIEST),
         records_per_trigger_max=chance.choice([None, 5]),
     )

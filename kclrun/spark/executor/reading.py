@@ -187,7 +187,7 @@ class ShardReading:
         )
         self._clocks = clocks
         self._pause = pause
-        self._stream, self._shard_id = settings.reached.named(wanted.shard_id)
+        self._stream, self._shard_id = settings.address.named(wanted.shard_id)
         self._cursor = RangeCursor(
             wanted,
             stream=self._stream,

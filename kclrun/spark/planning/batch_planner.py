@@ -502,10 +502,10 @@ class BatchPlanner:
             stream: _totals(
                 [search for search in searches if parted(search.cursor.shard_id)[0] == stream]
             )
-            for stream in self._settings.reached.several
+            for stream in self._settings.address.several
         }
         return {
-            "stream": self._settings.reached.name,
+            "stream": self._settings.address.name,
             "shards": {
                 search.cursor.shard_id: search.report() for search in searches[:REPORTED_MAX]
             },

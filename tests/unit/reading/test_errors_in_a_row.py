@@ -127,7 +127,7 @@ def test_a_task_of_spark_asks_at_the_pace_of_an_outage_and_counts_its_tries(erro
     ],
 )
 def test_the_planner_of_spark_asks_at_the_pace_of_an_outage_and_counts_its_tries(outcome: Outcome):
-    settings = SourceSettings(reached=StreamAddress(stream="s"), retry_attempts=_TRIES)
+    settings = SourceSettings(address=StreamAddress(stream="s"), retry_attempts=_TRIES)
     search = ShardSearch(ShardCursor("s", TRIM_HORIZON, 10_000), ReadBudget(2.5, 0.0))
     search.begin(BatchTarget(1, 1_000, is_tip=True))
     times: list[float] = []

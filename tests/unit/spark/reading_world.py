@@ -84,7 +84,7 @@ class World:
     # Reading.
 
     def pages(self, *ranges, clocks=None, **options):
-        settings = SourceSettings(reached=StreamAddress(stream=STREAM), **options)
+        settings = SourceSettings(address=StreamAddress(stream=STREAM), **options)
         return read_ranges(self, ranges, settings, admin=self, clocks=clocks or self.clocks)
 
     def read(self, *ranges, **options):

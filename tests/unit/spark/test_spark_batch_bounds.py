@@ -32,7 +32,7 @@ NOW = 100.0  # of all clocks; the service's has whole seconds, so it may be 101.
 def bounding(begins, end=LATEST, **settings):
     service = ServiceTime(0.0)
     service.add_sample(NOW, NOW, NOW)
-    whole = SourceSettings(reached=StreamAddress(stream="s"), end=end, **settings)
+    whole = SourceSettings(address=StreamAddress(stream="s"), end=end, **settings)
     start = Offset(streams={"": StreamIs("arn", 1)}, shards=begins)
     return RangeBounds(whole, start, GRAPH, service, NOW)
 

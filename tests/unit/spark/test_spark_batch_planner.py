@@ -138,7 +138,7 @@ class World:
         return OffsetPlanner(
             self,
             self,
-            SourceSettings(reached=StreamAddress(stream="s"), start=start, **settings),
+            SourceSettings(address=StreamAddress(stream="s"), start=start, **settings),
             clock=lambda: self.elapsed,
             wall=lambda: self.at + self.host_ahead_s,
             wait=self.wait,

@@ -124,7 +124,7 @@ def test_an_endpoint_where_nobody_answers_is_named():
 
     with pytest.raises(Unavailable, match=rf"DescribeStreamSummary: .* 127\.0\.0\.1:{port}"):
         unanswered.admin.summary()
-    settings = SourceSettings(reached=reached(f"http://127.0.0.1:{port}"), retry_attempts=2)
+    settings = SourceSettings(address=reached(f"http://127.0.0.1:{port}"), retry_attempts=2)
     wanted = ShardRange("shardId-000000000000", TRIM_HORIZON, after("5"))
     with pytest.raises(Unavailable, match=f"127.0.0.1:{port}"):
         list(read_ranges(unanswered.reader, [wanted], settings, admin=unanswered.admin))
@@ -148,7 +148,7 @@ def test_ranges_become_rows_over_http(endpoint):
     rows = [
         (row["shardId"], row["data"], row["partitionKey"])
         for page in read_ranges(
-            source.reader, ranges, SourceSettings(reached=reached(endpoint)), admin=source.admin
+            source.reader, ranges, SourceSettings(address=reached(endpoint)), admin=source.admin
         )
         for batch in record_batches(page.records, "rows", page.range.shard_id)
         for row in batch.to_pylist()

@@ -131,7 +131,7 @@ def patient_endpoint(*where):
 
 def settings_of(server, start=StartKind.EARLIEST):
     reached = StreamAddress(stream="slow", region="us-east-1", endpoint_url=server.url)
-    return SourceSettings(reached=reached, start=Start(start))
+    return SourceSettings(address=reached, start=Start(start))
 
 
 def test_the_source_asks_a_hundred_shards_in_two_rounds(slow):
@@ -158,7 +158,7 @@ def test_a_start_at_latest_makes_the_iterators_of_a_hundred_shards_in_two_rounds
 
 def test_connections_bound_the_calls_whoever_asks(slow):
     server = slow(CONNECTIONS_MAX)
-    connection = connected(settings_of(server).reached)
+    connection = connected(settings_of(server).address)
     planner = OffsetPlanner(connection.reader, connection.admin, settings_of(server))
     start = planner.initial_offset()
 
@@ -178,7 +178,7 @@ def test_a_planner_that_is_closed_waits_for_nothing_and_begins_no_further_call()
         ended.append(True)
         return ()
 
-    settings = SourceSettings(reached=StreamAddress(stream="s"), start=Start(StartKind.EARLIEST))
+    settings = SourceSettings(address=StreamAddress(stream="s"), start=Start(StartKind.EARLIEST))
     admin = SimpleNamespace(list_shards=list_shards)
     planner = OffsetPlanner(None, admin, settings, calls_at_once=1)
     planner._asking.send([AskListing()] * 3)

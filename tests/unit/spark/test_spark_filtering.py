@@ -13,7 +13,7 @@ from tests.support.tables import over_rows
 datasource = pytest.importorskip("pyspark.sql.datasource")
 NOW_MS = 1_700_000_000_000
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
-BATCH = SourceSettings(reached=StreamAddress(stream="s"), start=Start(StartKind.EARLIEST))
+BATCH = SourceSettings(address=StreamAddress(stream="s"), start=Start(StartKind.EARLIEST))
 ARRIVAL, SHARD, KEY = ("approximateArrivalTimestamp",), ("shardId",), ("partitionKey",)
 
 

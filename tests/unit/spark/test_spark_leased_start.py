@@ -38,7 +38,7 @@ def query(world, rows):
     return OffsetPlanner(
         world.port,
         world.port,
-        SourceSettings(reached=StreamAddress(stream=STREAM), start=start, inline_bytes_max=0),
+        SourceSettings(address=StreamAddress(stream=STREAM), start=start, inline_bytes_max=0),
         clock=world.wall,
         wall=world.wall,
         wait=world.sleep,

@@ -26,7 +26,7 @@ from kclrun.spark.planning.shard_cursor import (
 from kclrun.spark.positions import SHARD_END, after, at_timestamp, before
 from tests.support.tables import over_rows
 
-SETTINGS = SourceSettings(reached=StreamAddress(stream="orders"))
+SETTINGS = SourceSettings(address=StreamAddress(stream="orders"))
 STREAMS = {"": StreamIs("arn", 1)}
 
 

@@ -34,7 +34,7 @@ from kclrun.spark.planning.shard_search import AnswerTimes, ShardSearch
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
 from tests.support.tables import over_rows
 
-SETTINGS = SourceSettings(reached=StreamAddress(stream="s"), retry_attempts=3)
+SETTINGS = SourceSettings(address=StreamAddress(stream="s"), retry_attempts=3)
 
 
 def record(number, at=0.0):

@@ -229,7 +229,7 @@ def test_a_processor_is_a_format_of_its_own_whose_rows_leave_without_accounts(mo
     with pytest.raises(SettingsError, match="a RecordProcessor runs on a stream only"):
         source({"streamName": "s"}).reader(None)
     reader = source({"streamName": "s"}).streamReader(None)
-    assert (reader._job, reader._settings.reached.stream) == (source.job, "s")
+    assert (reader._job, reader._settings.address.stream) == (source.job, "s")
 
 
 LETTERS = {"then": "dead-letter"}
@@ -280,7 +280,7 @@ def test_an_argument_left_out_is_what_the_setting_is_left_out(monkeypatch, spark
     registered = []
     spark.register = registered.append
     processors.processor_stream(
-        spark, settings, SourceSettings(reached=StreamAddress(stream="s")), []
+        spark, settings, SourceSettings(address=StreamAddress(stream="s")), []
     )
 
     assert registered[0].job == ours
@@ -305,7 +305,7 @@ def test_rows_of_several_streams_keep_the_column_and_settings_make_the_same_job(
     )
     settings = settings_of(text, environment={}, now=WallTime(1.0))
     reached = StreamAddress(stream="a,b")
-    processors.processor_stream(spark, settings, SourceSettings(reached=reached), ["/p"])
+    processors.processor_stream(spark, settings, SourceSettings(address=reached), ["/p"])
 
     job = registered[0].job
     assert (job.application, job.stream, job.processor, job.paths) == (
@@ -326,7 +326,7 @@ def test_the_tasks_of_one_reader_have_the_second_of_its_first_batch(monkeypatch)
         StreamReader, "partitions", lambda *_: [ShardsPartition(("one",)), ShardsPartition(())]
     )
     reader = ProcessorReader(
-        SourceSettings(reached=StreamAddress(stream="s")), SimpleNamespace(state=None)
+        SourceSettings(address=StreamAddress(stream="s")), SimpleNamespace(state=None)
     )
 
     made = [each for _ in range(2) for each in reader.partitions({}, {})]

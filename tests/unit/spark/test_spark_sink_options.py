@@ -11,7 +11,8 @@ from kclrun.model.record import PutEntry
 from kclrun.model.shard import HashRange, Shard
 from kclrun.ports import ShardFilter
 from kclrun.producing.flow_control import ProducerMetrics, ShardMetrics
-from kclrun.spark.options import SinkSettings, StreamAddress, sink_settings
+from kclrun.spark.option_reading import sink_settings
+from kclrun.spark.options import SinkSettings, StreamAddress
 from kclrun.spark.sink import shards as sink_shards
 from kclrun.spark.sink import writing
 from kclrun.spark.sink.columns import check_columns
@@ -30,7 +31,7 @@ def refusal(options):
 class TestOptions:
     def test_the_defaults_keep_order_and_leave_records_as_they_are(self):
         assert sink_settings({"streamname": "flights"}) == SinkSettings(
-            reached=StreamAddress(stream="flights"),
+            address=StreamAddress(stream="flights"),
             keeps_order=True,
             aggregates=False,
             record_bytes_max=None,
@@ -54,7 +55,7 @@ class TestOptions:
         )
 
         assert settings == SinkSettings(
-            reached=StreamAddress(
+            address=StreamAddress(
                 stream=arn,
                 endpoint_url="http://127.0.0.1:4567",
                 role_arn="arn:aws:iam::123456789012:role/writer",

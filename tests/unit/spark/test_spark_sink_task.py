@@ -44,7 +44,7 @@ def batch(*data):
 
 
 def test_a_task_ends_once_all_rows_of_all_its_batches_are_in_the_stream(stream, monkeypatch):
-    settings = SinkSettings(reached=StreamAddress(stream="s"))
+    settings = SinkSettings(address=StreamAddress(stream="s"))
     batches = [batch(b"1", b"2"), batch(b"3")]
     closed, close = [], task.KinesisProducer.close
     monkeypatch.setattr(task.KinesisProducer, "close", lambda made: closed.append(close(made)))
@@ -71,7 +71,7 @@ def report(rows=1, refused=0):
 
 
 def writer(kind, name="s"):
-    return kind(SinkSettings(reached=StreamAddress(stream=name)), ())
+    return kind(SinkSettings(address=StreamAddress(stream=name)), ())
 
 
 def test_a_slowdown_is_a_warning_and_its_end_a_line_of_its_own(monkeypatch, caplog):

@@ -49,7 +49,7 @@ def rows_by_shard(batches):
 def test_two_attempts_at_the_same_time_give_the_same_rows(reached, inline_bytes_max):
     start_at = Start(StartKind.EARLIEST)
     settings = SourceSettings(
-        reached=reached, start=start_at, inline_bytes_max=inline_bytes_max, shards_per_task=2
+        address=reached, start=start_at, inline_bytes_max=inline_bytes_max, shards_per_task=2
     )
     driver = StreamReader(settings)
     start = driver.initialOffset()

@@ -102,7 +102,7 @@ def test_what_a_task_is_given_travels_and_names_no_token_and_no_record():
 
 
 def test_a_reader_travels_with_its_settings_and_nothing_that_is_connected():
-    reader = StreamReader(SourceSettings(reached=REACHED))
+    reader = StreamReader(SourceSettings(address=REACHED))
     reader._planner = object()
     reader._stands_at = offset()
 

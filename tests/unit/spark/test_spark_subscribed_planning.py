@@ -49,7 +49,7 @@ class World:
         self.query = OffsetPlanner(
             self.reader,
             self.model,
-            SourceSettings(reached=StreamAddress(stream="s"), start=EARLIEST, **settings),
+            SourceSettings(address=StreamAddress(stream="s"), start=EARLIEST, **settings),
             clock=lambda: self.elapsed,
             wall=self.now,
             wait=self.wait,
@@ -301,7 +301,7 @@ def test_a_thread_wakes_the_planner_that_waits_and_ends_with_it():
     model, pushing = ModelStream(kinesis, "s", time.time), Pushing()
     reader = SubscribedReader(model, pushing, now=time.monotonic, service_time=time.time)
     settings = SourceSettings(
-        reached=StreamAddress(stream="s"), start=EARLIEST, poll_interval_s=60.0
+        address=StreamAddress(stream="s"), start=EARLIEST, poll_interval_s=60.0
     )
     query = OffsetPlanner(reader, model, settings)
     start, deadline = query.initial_offset(), time.monotonic() + HUNG_S
