@@ -132,12 +132,14 @@ class LetterBucket(Bucket):
 
     def kept(self, unusable: Unusable = refuse_entry) -> Iterator[KeptLetter]:
         # Keys are listed in the order of their bytes, so the keys of a shard follow each other.
-        for _, found in itertools.groupby(self._found(), lambda each: each[0].rpartition("/")[0]):
+        for _, found in itertools.groupby(
+            self._found(), lambda listed: listed[0].rpartition("/")[0]
+        ):
             sizes = dict(found)
             yield from letters_of_files(_ShardObjects(self, sizes), sizes, unusable)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
-        self._remove([key for each in kept for key in each.handles])
+        self._remove([key for kept_letter in kept for key in kept_letter.handles])
 
     def remove_letters(self, letters: Sequence[Letter]) -> None:
         """Remove letters at `url_of`. Raises: a ServiceError leaf."""
@@ -240,7 +242,7 @@ class LetterQueue:
         yield from classified(letters, takeovers)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
-        handles = [handle for each in kept for handle in each.handles]
+        handles = [handle for kept_letter in kept for handle in kept_letter.handles]
         what = f"remove dead letters of the queue {self._queue}"
         self._change(DELETE_MESSAGE_BATCH, "delete_message_batch", what, handles)
         _remove_large(self._large, kept)
@@ -255,7 +257,7 @@ class LetterQueue:
             with doing(operation, what):
                 url = self._sender.url()
                 answer = getattr(self._client(), call)(QueueUrl=url, Entries=entries)
-                if failed := [each["Code"] for each in answer.get("Failed", ())]:
+                if failed := [refusal["Code"] for refusal in answer.get("Failed", ())]:
                     text = f"{len(failed)} messages were refused, the first with {failed[0]}"
                     raise Unavailable(text, operation=operation.name)
             self._hidden.difference_update(part)
@@ -394,7 +396,7 @@ class LetterStream:
         yield from classified(found, takeovers)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
-        letters = [letter for each in kept for letter in each.handles]
+        letters = [letter for kept_letter in kept for letter in kept_letter.handles]
         removals = (
             _entry(letter, _REMOVAL_ENCODE(_Removal(letter.name, letter.given_up_at)))
             for letter in letters
@@ -503,6 +505,6 @@ def _whole(letter: Letter, where: str, large: LetterBucket | None, handle: Any) 
 
 def _remove_large(large: LetterBucket | None, kept: Sequence[KeptLetter]) -> None:
     """Remove the objects, after the messages: a message without its object cannot be read again."""
-    outside = [letter for each in kept for letter in each.outside]
+    outside = [letter for kept_letter in kept for letter in kept_letter.outside]
     if large is not None and outside:
         large.remove_letters(outside)

@@ -141,7 +141,7 @@ class Texts:
                         clauses["SET"].append(f"{column.name} = {kept}")
                     case conditions.Add():
                         clauses["ADD"].append(f"{column.name} {name}")
-        return " ".join(f"{verb} {', '.join(each)}" for verb, each in clauses.items() if each)
+        return " ".join(f"{verb} {', '.join(parts)}" for verb, parts in clauses.items() if parts)
 
     def _condition(self, one: conditions.Condition) -> str:
         match one:
@@ -273,7 +273,7 @@ def _sentinels_above(
     last: ExtendedSequenceNumber,
 ) -> tuple[ExtendedSequenceNumber, ExtendedSequenceNumber]:
     """The next two sentinels; SHARD_END in place of a missing one."""
-    names = [each.sequence_number for each in SENTINELS]
+    names = [sentinel.sequence_number for sentinel in SENTINELS]
     start = names.index(last.sequence_number) + 1 if last.is_sentinel else len(names)
     above = (*SENTINELS[start:], SHARD_END, SHARD_END)
     return above[0], above[1]

@@ -19,7 +19,7 @@ import msgspec
 from kclrun import errors
 from kclrun.aws import operations
 from kclrun.aws.errors import parse_error_reply, service_error
-from kclrun.aws.http import StreamedAnswer, TransportFailure
+from kclrun.aws.http.pool import StreamedAnswer, TransportFailure
 from kclrun.aws.kinesis import Page, all_pages
 from kclrun.aws.wire import WireClient, call_json
 from kclrun.codec.event_stream import MalformedEventStream, Message, MessageDecoder

@@ -297,4 +297,6 @@ PUT_RECORD_BATCH: Final = Operation(
 GET_SCHEMA_VERSION: Final = Operation("glue", "GetSchemaVersion", grants=(Grant.SCHEMAS,))
 ASSUME_ROLE: Final = Operation("sts", "AssumeRole", grants=(Grant.ROLE,))
 
-OPERATIONS: Final = tuple(each for each in tuple(globals().values()) if isinstance(each, Operation))
+OPERATIONS: Final = tuple(
+    operation for operation in tuple(globals().values()) if isinstance(operation, Operation)
+)

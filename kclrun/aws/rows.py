@@ -290,11 +290,11 @@ def is_empty(value: Any) -> bool:
 
 def columns_of(field: str) -> tuple[tuple[Column, Callable[[Any], Any]], ...]:
     """The attributes of a field, each with the reader of its part of the field's value."""
-    whole = ((each, itself) for each in COLUMNS if each.field == field)
+    whole = ((column, itself) for column in COLUMNS if column.field == field)
     parts = (
-        (each, reader(each.field.removeprefix(f"{field}.")))
-        for each in COLUMNS
-        if each.field.startswith(f"{field}.")
+        (column, reader(column.field.removeprefix(f"{field}.")))
+        for column in COLUMNS
+        if column.field.startswith(f"{field}.")
     )
     return (*whole, *parts)
 
@@ -442,7 +442,7 @@ def _pause(item: Item) -> Pause | None:
     if paused_at is None:
         return None
     named = _text(item, "pauseScope")
-    scope = next((each for each in Scope if each.value == named), Scope.SHARD)
+    scope = next((scope for scope in Scope if scope.value == named), Scope.SHARD)
     return Pause(paused_at, _wall_time(item, "pausedUntil") or WallTime(0.0), scope)
 
 

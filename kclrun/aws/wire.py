@@ -27,7 +27,8 @@ from kclrun.aws.errors import (
     parse_error_reply,
     service_error,
 )
-from kclrun.aws.http import CONNECTIONS_MAX, Answer, StreamedAnswer, Transport, TransportFailure
+from kclrun.aws.http.exchange import Answer
+from kclrun.aws.http.pool import CONNECTIONS_MAX, StreamedAnswer, Transport, TransportFailure
 from kclrun.aws.operations import Operation
 from kclrun.errors import InvariantViolation, SettingsError, Unavailable
 from kclrun.model.stream import is_loopback

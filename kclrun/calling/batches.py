@@ -1,11 +1,86 @@
 """The calls of `process_records` with one batch: the one driver of every host [I6].
 
-`BatchRun` decides. `BatchSteps` is a batch step by step: it says which records the next call has,
-describes what a call raised, and keeps what belongs together during a batch. `BatchCalls` performs
-the steps on one thread. A `BatchHost` (a lease process, a Spark task, the test kit, the redrive of
-letters) has the clock, the rests, the letters and the reports. The simulator performs the steps by
-events.
+`BatchRun` decides. `BatchSteps` is a batch step by step, and nothing in it waits. `BatchCalls`
+performs the steps on one thread. A `BatchHost` (a lease process, a Spark task, the test kit, the
+redrive of letters) has the clock, the rests, the letters and the reports. The simulator performs
+the steps by events.
 """
+
+# The calls of a batch
+# --------------------
+#
+# A batch is given to user code in one call. If this call returns, the batch is done, and nothing
+# below applies: no `BatchRun` is made. If it raises, the `BatchRun` of `failures.py` decides which
+# records the next call has, until each record of the batch is processed or given up:
+#
+#     whole batch ──raises──► repeated ──raises──► halves ──► one record ──► given up; then the rest
+#
+# The states of a batch, each with the step that follows:
+#
+#     given       a call is made: with the whole batch, or with some of its records (Give)
+#     resting     the same call is repeated after a pause (Rest, then Give)
+#     isolating   the repetitions are over, and the records at fault are searched for (Give)
+#     finished    each record is processed or given up (Finished)
+#     halted      the lease halts, or the task of Spark fails, and no call follows (Halt)
+#
+# The states of a record in it:
+#
+#     left        a call with it will follow
+#     processed   it was in a call that returned, or in one that raised FailedRecords and did not
+#                 name it; or a checkpoint that user code made within a call covers it
+#     held        it is given up, and waits until it is clear that this is not an outage
+#     let go      its letter is kept, or it is counted as skipped (LetGo)
+#
+# The error of a call is judged by the first line that fits:
+#
+#     HaltShard          halts.
+#     RetryLater         rests as long as it says, an hour at most. It is not an attempt. If the
+#                        oldest record of the call is older than `max_age`, it is an error as any.
+#     ConfigError        halts.
+#     UndecodableRecord  that names a record of the call: with `then: halt` it halts; otherwise this
+#                        record is given up once all before it are settled. No call has it again.
+#     FailedRecords      that names records of the call: the other records of the call are
+#                        processed, and the next call has only the named ones. It is repeated as any
+#                        error is, and in place of the search all named records are given up.
+#     any error          the same call is repeated, as often as `on_error` says and while its oldest
+#                        record is not older than `max_age`. After that, with `then: halt` it halts,
+#                        and so it does if the host lacks a resource (memory, threads, descriptors,
+#                        room on a disk); otherwise the search begins.
+#
+# The search finds the first record at fault. It gives the first half of the records that contain
+# it. If that call returns, the record is in the other half; if it raises, in this half. It is not
+# repeated. A call with one record that raises ends the search: this record is given up, and all
+# records that are left are one call again. So a record among n is found in at most ⌈log2 n⌉ + 1
+# calls, or in two if the traceback shows which record the failing line worked on.
+#
+# A record that is given up is held until a record of the batch was processed, or until no record is
+# left. If ten are held and none was processed, the records are not at fault: the lease halts, and
+# none of the ten is let go. The `Breaker` halts it too, before more than `on_error.limit` records
+# are let go in ten minutes; it counts those that a checkpoint releases, and does not stop them.
+#
+# What holds always:
+#
+# - A call has records in the order of the shard.
+# - Each record of a finished batch is processed or let go. A record that is processed is not given
+#   again in this batch.
+# - The letter of a record is durable before the call that follows its LetGo. Before a checkpoint
+#   that user code makes within a call of the search, the letters of all held records are kept
+#   (`keep_held`). So no checkpoint passes a record that was neither processed, nor kept, nor
+#   skipped by the settings [I13].
+# - The rows that a call emits belong to one position (`covers`). If the call raises, they are taken
+#   back, but for two cases: it raised FailedRecords that names records of the call, or a checkpoint
+#   within the call covers them.
+# - A checkpoint within a call holds, even if the call then raised.
+# - A stop ends a batch between two calls. The first records that are processed or let go
+#   (`settled`) may then be covered by a checkpoint; the others are left.
+#
+# What may be repeated: what user code did in a call that raised, with each record that is given
+# again; and after a stop or a crash, what it did with all records above the last checkpoint.
+# Nothing of this file is stored. The next owner of the shard, or the next try of a Spark task, has
+# batches that are cut in its own way, and judges their records anew, also those that were held or
+# let go (`docs/explanation/commits.md` says which of their letters count).
+#
+# What may be lost: no record. Only one that is let go is passed without being processed.
 
 from __future__ import annotations
 

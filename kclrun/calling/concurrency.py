@@ -171,7 +171,7 @@ class RecordWindow:
         `kept_bytes`: the bytes that records keep which are done and not settled.
         """
         if self._resting:
-            for number in [each for each, due in self._resting.items() if due <= now]:
+            for number in [number for number, due in self._resting.items() if due <= now]:
                 del self._resting[number]
                 heapq.heappush(self._ready, number)
         started: list[int] = []
@@ -307,7 +307,9 @@ class RecordWindow:
         entry.state = _State.GIVEN_UP
         self._given_up += 1
         if self._given_up >= OUTAGE_AFTER and not self._has_success:
-            given_up = (n for n, each in self._entries.items() if each.state is _State.GIVEN_UP)
+            given_up = (
+                n for n, candidate in self._entries.items() if candidate.state is _State.GIVEN_UP
+            )
             first = min(given_up, default=number)
             self._halt(first, self._entries[first], outage_words())
 
@@ -320,9 +322,9 @@ class RecordWindow:
         """Records before this one go on; no record behind it starts."""
         entry.state, entry.halt = _State.HALTS, reason
         self._limit = min(self._limit, number)
-        for each in [n for n in self._resting if n > number]:
-            del self._resting[each]
-            self._entries[each].state = _State.LEFT
+        for behind in [n for n in self._resting if n > number]:
+            del self._resting[behind]
+            self._entries[behind].state = _State.LEFT
 
     def _leave(self, number: int, entry: _Entry) -> None:
         entry.state = _State.LEFT

@@ -1,19 +1,7 @@
 """What happens to the records of a batch whose call raised: repeated, isolated, given up. Pure.
 
-A failed call is repeated as `on_error` says. Then `then:` decides. `halt` halts the lease. With
-`dead-letter` and `skip` the batch is bisected first, so that only the records at fault are given
-up:
-
-    whole batch ──raises──► repeated ──raises──► halves ──► one record ──► given up; then the rest
-
-Records keep their order, and each record that is not given up is in exactly one call that returned.
-A record at fault among n is found in at most ⌈log2 n⌉ + 1 calls, the last of them with this record
-alone; in two, if the traceback shows it. The records behind it are then one call again. An
-UndecodableRecord names the record at fault: neither it nor the batch is given again, only the
-records before it are.
-
-The shells have the records and the clock, make the calls and keep the letters. A letter is durable
-before the next call, so no checkpoint passes a record that was neither processed nor kept [I13].
+The page at the head of `batches.py` has the states and the rules. The shells have the records and
+the clock, make the calls and keep the letters.
 """
 
 from __future__ import annotations
@@ -172,7 +160,7 @@ class BatchRun:
         After a FailedRecords, processed records behind those that it names are not counted.
         """
         waiting = [*self._held, *(step for step in self._due if isinstance(step, LetGo))]
-        unsettled = [*(each.index for each in waiting), *self._left[:1]]
+        unsettled = [*(step.index for step in waiting), *self._left[:1]]
         return min(unsettled, default=len(self._records))
 
     def newly_settled(self) -> int | None:

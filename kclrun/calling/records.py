@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TextIO
 
+from kclrun.calling.batches import Raised
 from kclrun.calling.concurrency import RecordWindow, Settled
 from kclrun.calling.delivery import host_fault
 from kclrun.calling.failures import Breaker, Halt, LetGo
+from kclrun.calling.retry_later import RetryLaters, Waited
 from kclrun.calling.runners import (
     PROCESS_RECORD,
     Ended,
@@ -23,6 +25,8 @@ from kclrun.calling.runners import (
     MakeThread,
     runner_of,
 )
+from kclrun.calling.tracebacks import Failure, describe
+from kclrun.errors import RetryLater
 from kclrun.methods import check_returned
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
@@ -54,6 +58,14 @@ class Stop(NamedTuple):
     is_lost: bool = False
 
 
+class Failing(NamedTuple):
+    """A record whose calls raised: the last error, in words too, and how many calls there were."""
+
+    error: BaseException
+    failure: Failure
+    calls: int
+
+
 class RecordHost(Protocol):
     """What `RecordCalls` needs of its shell, on the thread of `RecordCalls.run`.
 
@@ -82,26 +94,30 @@ class RecordHost(Protocol):
         """The oldest call has run since this instant; 0 if no call runs."""
         return
 
-    def raised(self, number: int, record: Record, error: BaseException) -> None:
-        """A call raised. `decided` follows."""
+    def ends_run(self, error: BaseException) -> bool:  # noqa: ARG002
+        """Whether this error is not one of user code, so that `run` raises it."""
+        return False
+
+    def raised(self, number: int, record: Record, raised: Raised) -> None:
+        """A call raised."""
         ...
 
-    def decided(self, number: int, pause_s: float | None) -> None:
-        """The call that raised is repeated after this pause; None: it is not repeated."""
-        ...
+    def waited(self, waited: Waited) -> None:  # noqa: ARG002
+        """User code asks for no more time for any record."""
+        return
 
     def recovered(self, number: int, calls: int) -> None:  # noqa: ARG002
         """A record is done after some of its calls raised. `calls` counts the attempts, which a
         call that raised RetryLater is not."""
         return
 
-    def let_go(self, number: int, record: Record, calls: int) -> bool:
+    def let_go(self, number: int, record: Record, failure: Failure, calls: int) -> bool:
         """Keep the letter of a record durably, or count the record as skipped. False if a stop came
         before that was done."""
         ...
 
-    def halt(self, number: int, reason: str) -> None:
-        """Halt the lease. If `reason` is empty, the error of the record is the reason."""
+    def halt(self, number: int, record: Record, failing: Failing, reason: str) -> None:
+        """Halt the lease at this record. If `reason` is empty, its last error is the reason."""
         ...
 
     def settled(
@@ -166,15 +182,17 @@ class RecordCalls:
         self._concurrency = terms.concurrency
         self._policy = terms.policy
         self._breaker = Breaker(terms.policy.limit)
+        self._retry_laters = RetryLaters()
         self.changed = threading.Event()
         self.wake = self.changed.set
         self._wait = wait or self.changed.wait
         self._runner = make_runner(terms.processor, terms.concurrency, self.wake, make_thread)
         self.is_running = False
         # Of the run under way; those of its window by number: the contexts of the records that are
-        # not settled, and when the calls under way began.
+        # not settled, the records whose calls raised, and when the calls under way began.
         self._window: RecordWindow
         self._contexts: dict[int, RecordCall]
+        self._failing: dict[int, Failing]
         self._began: dict[int, Instant]
         self._batches: deque[_Batch]
         self._upto: int
@@ -203,7 +221,8 @@ class RecordCalls:
         self.is_running = True
         self._report_at = time.monotonic() + self._report_s
         self._rows, self._changes, self._rows_bytes, self._position = [], [], 0, None
-        self._contexts = {}
+        self._contexts, self._failing = {}, {}
+        self._retry_laters.forget()  # waits of a run that was stopped
         self._is_refused = False
         if self._entries is not None:
             self._entries.is_of_records = True
@@ -353,6 +372,8 @@ class RecordCalls:
             self._kept_bytes += context.kept_bytes
             raised = window.returned(number)
             if raised is not None:
+                del self._failing[number]
+                self._waits_no_more(number)
                 self._host.recovered(number, raised + 1)
             return
         del self._contexts[number]  # with the rows that it keeps
@@ -360,11 +381,31 @@ class RecordCalls:
         if ended.is_cancelled:
             window.abandoned(number)
             return
-        error = window.checked(number, error)
-        host, is_host_fault = self._host, host_fault(error) is not None
-        host.raised(number, window.record(number), error)
-        now, wall = host.now(), host.wall()
-        host.decided(number, window.raised(number, error, now, wall, is_host_fault=is_host_fault))
+        self._raised(number, window.checked(number, error))
+
+    def _raised(self, number: int, error: BaseException) -> None:
+        host, window = self._host, self._window
+        if host.ends_run(error):
+            raise error
+        record = window.record(number)
+        failure, before = describe(error, [record]), self._failing.get(number)
+        calls = 1 if before is None else before.calls + 1
+        self._failing[number] = Failing(error, failure, calls)
+        is_host_fault, now = host_fault(error) is not None, host.now()
+        pause_s = window.raised(number, error, now, host.wall(), is_host_fault=is_host_fault)
+        waits = 0
+        if isinstance(error, RetryLater) and pause_s is not None:
+            waits = self._retry_laters.asked(number, now)
+        else:
+            self._waits_no_more(number)
+        raised = Raised(error, failure, is_host_fault, pause_s, waits, begins_search=False)
+        host.raised(number, record, raised)
+
+    def _waits_no_more(self, number: int) -> None:
+        """The call with this record returned, or failed in another way than by RetryLater."""
+        waited = self._retry_laters.over(number, self._host.now)
+        if waited is not None:
+            self._host.waited(waited)
 
     def _settle(self) -> bool:
         """Perform what the window decides. False if a stop came before that was done."""
@@ -375,15 +416,24 @@ class RecordCalls:
                     if not self._collect_settled(upto):
                         return False
                 case LetGo(number, calls):
-                    if not self._report() or not host.let_go(number, window.record(number), calls):
+                    if not self._report() or not self._is_let_go(number, calls):
                         return False
                     window.let_go(number)
                 case Halt(reason):
                     if not self._report():
                         return False
-                    host.halt(window.first, reason)
+                    number = window.first
+                    host.halt(number, window.record(number), self._failing[number], reason)
         is_due = time.monotonic() >= self._report_at or self._rows_bytes >= REPORT_BYTES
         return self._collect_settled(self._upto) and (not is_due or self._report())
+
+    def _is_let_go(self, number: int, calls: int) -> bool:
+        """Give a record up. False if a stop came before that was done."""
+        record, failure = self._window.record(number), self._failing[number].failure
+        is_kept = self._host.let_go(number, record, failure, calls)
+        if is_kept:
+            del self._failing[number]
+        return is_kept
 
     def _collect_settled(self, upto: int) -> bool:
         """The records below the number `upto` are settled: keep their effects for the next report.

@@ -184,16 +184,18 @@ class TimerRun:
         cursor, or before the `upcoming` record behind it. None if no stored cursor is there."""
         while self._stored and self._stored[0] <= done:
             del self._stored[0]
-        for each in self._stored:
-            is_here = each.of_record == done.of_record
-            if is_here or (upcoming is not None and each.of_record < upcoming):
-                return each if each.tick else None
+        for cursor in self._stored:
+            is_here = cursor.of_record == done.of_record
+            if is_here or (upcoming is not None and cursor.of_record < upcoming):
+                return cursor if cursor.tick else None
         return None
 
     def group_max(self, at: ExtendedSequenceNumber) -> int:
         """How many timers behind `at` may be one group. A group does not pass a cursor, which user
         code may have made in the middle of a round: outputs drop the rows of whole groups."""
-        ahead = [each.tick - at.tick for each in self._stored if each.of_record == at.of_record]
+        ahead = [
+            cursor.tick - at.tick for cursor in self._stored if cursor.of_record == at.of_record
+        ]
         return min([GROUP_MAX, *(ticks for ticks in ahead if ticks > 0)])
 
     def wall_at(self) -> float | None:

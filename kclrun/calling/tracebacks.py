@@ -76,7 +76,7 @@ def describe(error: BaseException, records: Sequence[Record] = ()) -> Failure:
     """
     frames = list(_frames(error.__traceback__))
     if isinstance(error, UndecodableRecord):
-        index = next((n for n, each in enumerate(records) if each is error.record), None)
+        index = next((n for n, record in enumerate(records) if record is error.record), None)
     else:
         index = _record_at_hand(frames, records) if records else None
     return Failure(
@@ -181,10 +181,10 @@ def _traceback_text(error: BaseException) -> str:
         raised = traceback.TracebackException.from_exception(error, limit=-FRAMES_MAX)
     except Exception:  # noqa: BLE001 - an exception of user code may be anything
         return error_words(error)
-    for each in itertools.islice(_chain(raised), _CHAIN_MAX):
-        theirs = [frame for frame in each.stack if not is_ours(frame.filename)]
+    for link in itertools.islice(_chain(raised), _CHAIN_MAX):
+        theirs = [frame for frame in link.stack if not is_ours(frame.filename)]
         if theirs:  # else all frames are ours: keep them
-            each.stack = traceback.StackSummary.from_list(theirs)
+            link.stack = traceback.StackSummary.from_list(theirs)
     return "".join(raised.format())
 
 
@@ -196,5 +196,5 @@ def _chain(
     yield raised
     yield from _chain(raised.__cause__)
     yield from _chain(raised.__context__)
-    for each in raised.exceptions or ():
-        yield from _chain(each)
+    for member in raised.exceptions or ():
+        yield from _chain(member)

@@ -84,11 +84,11 @@ def _sink(settings: Settings, site: Site) -> Sink | None:
     if settings.engine != "spark" or output is None or output.format != "kclrun":
         return None
     from kclrun.aws.policies import Sink
-    from kclrun.spark.options import sink_settings
+    from kclrun.spark.option_reading import sink_settings
 
-    reached = sink_settings(output.options).reached
-    there = msgspec.structs.replace(site, region=reached.region or site.region)
-    return Sink(there.stream(reached.stream), reached.role_arn)
+    address = sink_settings(output.options).address
+    there = msgspec.structs.replace(site, region=address.region or site.region)
+    return Sink(there.stream(address.stream), address.role_arn)
 
 
 def _site(settings: Settings, account: str | None) -> Site:

@@ -63,7 +63,7 @@ def _changed(value: Any) -> str | None:
         inner = value.values()
     elif isinstance(value, list | tuple):
         inner = value
-    return next((why for each in inner if (why := _changed(each)) is not None), None)
+    return next((why for inner_value in inner if (why := _changed(inner_value)) is not None), None)
 
 
 def _named(row: Mapping[str, Any]) -> str:

@@ -120,7 +120,7 @@ TAKE_ATTEMPTS_MAX: Final = 3
 # The pause before a broken row that we hold is read again. A repaired row goes on within a second,
 # and a drain, which leaves the row as it is, waits for the answer at most as long.
 UNREADABLE_PAUSE_S: Final = 1.0
-# A request is given up after seconds (`aws/http.py`). If it is still in a queue of the kernel or of
+# A request is given up after seconds (`aws/http/`). If it is still in a queue of the kernel or of
 # a proxy then, it arrives or is dropped within their own time-outs, by custom a minute.
 ENDED_ROWS_STAY_S: Final = 60.0
 

@@ -208,7 +208,9 @@ class StreamConsumers:
                 f"Stream {stream.name} has {CONSUMERS_DEFAULT} registered consumers, the most that"
                 " a stream can have."
             )
-        creating = [each for each in self._consumers.values() if each.status(now) == "CREATING"]
+        creating = [
+            consumer for consumer in self._consumers.values() if consumer.status(now) == "CREATING"
+        ]
         if len(creating) >= CONSUMERS_CREATING_MAX:
             raise limit_exceeded(
                 f"{CONSUMERS_CREATING_MAX} consumers of stream {stream.name} are being created, the"
@@ -276,6 +278,6 @@ class StreamConsumers:
         return subscription
 
     def _forget_ended(self, now: WallTime) -> None:
-        for key, each in list(self._subscriptions.items()):
-            if each.is_ended and now - each.began_at >= RESUBSCRIBE_AFTER_S:
+        for key, subscription in list(self._subscriptions.items()):
+            if subscription.is_ended and now - subscription.began_at >= RESUBSCRIBE_AFTER_S:
                 del self._subscriptions[key]

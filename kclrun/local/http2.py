@@ -3,6 +3,12 @@
 It knows frames (by the package `h2`) and flow control, but not the content of the requests.
 """
 
+# hypercorn (0.18, on `h2` too) was tried in place of this module, under this module's tests: a
+# GOAWAY with NO_ERROR ended the client's open requests, so that the SDK for JavaScript would lose
+# its answers again, and it acknowledged the bytes of a request before the application had read
+# them, so that a client could send ahead of the reader without bound. Neither can be set, so this
+# module stays.
+
 from __future__ import annotations
 
 import asyncio

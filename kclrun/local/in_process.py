@@ -21,9 +21,10 @@ import uvicorn
 
 from kclrun.errors import Unavailable
 from kclrun.local.asgi import Receive, Scope, Send
+from kclrun.local.forwarding import Forwarder
 from kclrun.local.guard import Guard
 from kclrun.local.http2 import Http1Or2Protocol
-from kclrun.local.http_face import Forwarder, HttpFace
+from kclrun.local.http_server import HttpServer
 from kclrun.local.server import MOTO, START_MAX_S, ProcessSettings, ServiceProcess, listen
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.model.time import WallTime
@@ -139,10 +140,10 @@ class InProcessAws:
 
     def _new_account(self) -> None:
         self._kinesis = Kinesis(KinesisSettings(), secrets.token_bytes(32))
-        self._face = HttpFace(self._kinesis, self._elsewhere, clock=self.clock)
+        self._http_server = HttpServer(self._kinesis, self._elsewhere, clock=self.clock)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._face(scope, receive, send)
+        await self._http_server(scope, receive, send)
 
     async def _elsewhere(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._starting:

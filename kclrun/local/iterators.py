@@ -134,7 +134,7 @@ _LAYOUT: Final = struct.Struct(">QIQQ")
 _MICROSECONDS: Final = 1_000_000
 
 
-class Place(msgspec.Struct, frozen=True):
+class IteratorPosition(msgspec.Struct, frozen=True):
     """A position in a shard: the number of records of the shard that come before it."""
 
     stream_id: int
@@ -142,13 +142,13 @@ class Place(msgspec.Struct, frozen=True):
     position: int
 
 
-def seal_iterator(secret: bytes, place: Place, now: WallTime) -> str:
+def seal_iterator(secret: bytes, at: IteratorPosition, now: WallTime) -> str:
     issued = round(now * _MICROSECONDS)
-    payload = _LAYOUT.pack(place.stream_id, place.shard, place.position, issued)
+    payload = _LAYOUT.pack(at.stream_id, at.shard, at.position, issued)
     return seal(secret, _PURPOSE, payload)
 
 
-def open_iterator(secret: bytes, token: str, now: WallTime) -> Place:
+def open_iterator(secret: bytes, token: str, now: WallTime) -> IteratorPosition:
     """The position in a token. Raises: InvalidRequest (not ours), ExpiredIterator (too old)."""
     payload = unseal(secret, _PURPOSE, token)
     if payload is None:
@@ -161,7 +161,7 @@ def open_iterator(secret: bytes, token: str, now: WallTime) -> Place:
             f" now it is {_stamp(now)} which is further in the future than the tolerated delay of"
             f" {ITERATOR_LIVES_S * 1000:.0f} milliseconds."
         )
-    return Place(stream_id, shard, position)
+    return IteratorPosition(stream_id, shard, position)
 
 
 def _stamp(at: float) -> str:

@@ -15,8 +15,9 @@ from typing import Final
 import msgspec
 
 from kclrun.local.consumers import Subscription
+from kclrun.local.forwarding import Forwarder
 from kclrun.local.guard import Guard
-from kclrun.local.http_face import Forwarder, HttpFace
+from kclrun.local.http_server import HttpServer
 from kclrun.local.limits import AWS_LIMITS
 from kclrun.local.server import ProcessSettings
 from kclrun.local.service import Kinesis, KinesisSettings
@@ -59,10 +60,10 @@ def _application(settings: ProcessSettings) -> Guard:
         note=_note,
     )
     elsewhere = None if settings.elsewhere_port is None else Forwarder(settings.elsewhere_port)
-    face = HttpFace(
+    server = HttpServer(
         kinesis, elsewhere, settings.credentials, note=_record_of(os.environ.get(_SUBSCRIBED))
     )
-    return Guard(face, names=settings.names, serves_moto_api=settings.serves_moto_api)
+    return Guard(server, names=settings.names, serves_moto_api=settings.serves_moto_api)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def _all_of(parts: Sequence[conditions.Condition]) -> _Test:
     """Plain loops: the simulator tests the conditions of each write that it simulates."""
     equals = [part for part in parts if isinstance(part, conditions.Equals)]
     pairs = [(conditions.reader(equal.field), equal.value.of) for equal in equals]
-    tests = [_test(each) for each in parts if not isinstance(each, conditions.Equals)]
+    tests = [_test(part) for part in parts if not isinstance(part, conditions.Equals)]
 
     def hold(change: Any, row: Lease) -> bool:
         for read, of in pairs:

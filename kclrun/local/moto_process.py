@@ -10,7 +10,7 @@ import os
 from typing import Final
 
 from kclrun.local.guard import Guard
-from kclrun.local.http_face import MotoFace, WsgiApp
+from kclrun.local.moto_server import MotoServer, WsgiApp
 from kclrun.local.server import ProcessSettings
 from kclrun.local.serving import serve_as_child
 from kclrun.local.table_arns import naming_tables
@@ -41,8 +41,8 @@ def _moto_application(settings: ProcessSettings) -> Guard:
 
     changes = ChangeStreams(settings.changes)
     feed(changes)
-    face = MotoFace(dispatcher(), settings.credentials, changes.answer)
-    return Guard(face, names=settings.names, serves_moto_api=settings.serves_moto_api)
+    server = MotoServer(dispatcher(), settings.credentials, changes.answer)
+    return Guard(server, names=settings.names, serves_moto_api=settings.serves_moto_api)
 
 
 if __name__ == "__main__":

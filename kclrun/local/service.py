@@ -347,7 +347,7 @@ class Kinesis:
             shard, kind, now, sequence_number=sequence_number, timestamp=timestamp
         )
         return iterators.seal_iterator(
-            self._secret, iterators.Place(stream.stream_id, shard.number, position), now
+            self._secret, iterators.IteratorPosition(stream.stream_id, shard.number, position), now
         )
 
     def fetch(
@@ -361,8 +361,8 @@ class Kinesis:
         """GetRecords. Raises: ExpiredIterator, InvalidRequest, NotFound, Throttled."""
         if not 1 <= limit <= GET_RECORDS_MAX:
             raise invalid_argument(f"Limit {limit} must be between 1 and {GET_RECORDS_MAX}.")
-        place = iterators.open_iterator(self._secret, token, now)
-        stream = self._by_id.get(place.stream_id)
+        at = iterators.open_iterator(self._secret, token, now)
+        stream = self._by_id.get(at.stream_id)
         if stream is None:
             raise resource_not_found(
                 "The stream this iterator belongs to does not exist any more in account"
@@ -370,10 +370,10 @@ class Kinesis:
             )
         if arn is not None and arn != stream.arn:
             raise invalid_argument("StreamARN does not match the stream of the ShardIterator.")
-        page = stream.read(place.shard, place.position, limit, now)
+        page = stream.read(at.shard, at.position, limit, now)
         following = None
         if page.next_position is not None:
-            after = iterators.Place(place.stream_id, place.shard, page.next_position)
+            after = iterators.IteratorPosition(at.stream_id, at.shard, page.next_position)
             following = iterators.seal_iterator(self._secret, after, now)
         return ReadPage(page.records, following, page.millis_behind_latest, page.children)
 

@@ -17,6 +17,8 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from kclrun.model.stream import LOOPBACK_REGION
+
 # A presigned URL is valid for a week at most.
 _PRESIGNED_MAX_S: Final = 7 * 86_400
 # "The request must reach AWS within five minutes of the time stamp in the request."
@@ -28,6 +30,8 @@ _AUTHORIZATION: Final = re.compile(
 _SCOPE: Final = re.compile(
     r"(?P<key>[^/]+)/(?P<day>\d{8})/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request\Z"
 )
+# The region and the service of an Authorization header, however the rest of it looks.
+_SIGNED_FOR: Final = re.compile(rb"Credential=[^/,]*/\d{8}/([A-Za-z0-9-]{1,64})/([a-z0-9-]{1,64})/")
 _SHA256_HEX: Final = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -249,3 +253,20 @@ def _query_pairs(query: str) -> Sequence[tuple[str, str]]:
         (unquote_to_bytes(name).decode("latin-1"), unquote_to_bytes(value).decode("latin-1"))
         for name, _, value in pairs
     ]
+
+
+def signed_region(scope: Any) -> str:
+    """The region of a request (an ASGI scope), which its client chose: that of its signature. A
+    request without a signature in its headers is for the default region, as moto has it."""
+    signed = _signed_for(scope)
+    return LOOPBACK_REGION if signed is None else signed[1].decode("ascii")
+
+
+def signed_service(scope: Any) -> str | None:
+    """The service that a request (an ASGI scope) is signed for, if its headers have a signature."""
+    signed = _signed_for(scope)
+    return None if signed is None else signed[2].decode("ascii")
+
+
+def _signed_for(scope: Any) -> re.Match[bytes] | None:
+    return _SIGNED_FOR.search(dict(scope["headers"]).get(b"authorization", b""))

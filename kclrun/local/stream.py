@@ -531,7 +531,9 @@ class Stream:
         children = [self._open(hash_range, parents, now) for hash_range in ranges]
         # In place: UpdateShardCount takes a step for each of thousands of shards.
         self._open_shards[first : first + len(parents)] = children
-        self._open_starts[first : first + len(parents)] = [each.start for each in ranges]
+        self._open_starts[first : first + len(parents)] = [
+            hash_range.start for hash_range in ranges
+        ]
 
     def _open_at(self, hash_key: int) -> ShardLog:
         return self._open_shards[bisect_right(self._open_starts, hash_key) - 1]

@@ -202,8 +202,8 @@ def _refuse_position(key: LeaseKey, entry: KeptPosition, listing: Listing) -> No
         )
     if not entry.position.is_sentinel and not _has_number(shard, entry.position):
         raise TableRefused(
-            f"{display_name(key)} never had a record {entry.position}: the position is of another stream,"
-            " or of one that was deleted and created again"
+            f"{display_name(key)} never had a record {entry.position}: the position is of another"
+            " stream, or of one that was deleted and created again"
         )
 
 

@@ -451,7 +451,7 @@ def _begins_at(begin: StartPoint, now: WallTime) -> float:
 
 def _has_time(begin: StartPoint | Mapping[str, Begin]) -> bool:
     begins = [begin] if isinstance(begin, StartPoint) else begin.values()
-    return any(isinstance(each, StartPoint) and each.timestamp is not None for each in begins)
+    return any(isinstance(point, StartPoint) and point.timestamp is not None for point in begins)
 
 
 def _decoding(decode: str | type | None) -> Decoding | None:

@@ -23,7 +23,7 @@ from kclrun.simulation.shards import RECORD_BYTES, ShardStream, Traffic
 from kclrun.simulation.stories import RuleBroken, Stories, clock
 from kclrun.simulation.table import SimulatedTable
 from kclrun.simulation.user_code import UserCode
-from kclrun.simulation.world import FleetSettings, World
+from kclrun.simulation.world import FleetSettings, SimulatedWorld
 
 # Hosts of a fleet that is switched on boot within this time of each other.
 BOOT_SPREAD_S: Final = 2.0
@@ -94,7 +94,7 @@ class Fleet:
             ),
         )
         self.table = SimulatedTable(self.scheduler, self.observer, page_rows_max=scan_page_rows)
-        self.world = World(
+        self.world = SimulatedWorld(
             self.scheduler, self.table, self.stream, self.observer, settings, user_code
         )
         self.hosts: list[Host] = []

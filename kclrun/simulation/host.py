@@ -29,7 +29,7 @@ from kclrun.simulation.process import LeaseProcess
 from kclrun.simulation.stories import RuleBroken
 from kclrun.simulation.table import Failed
 from kclrun.simulation.uplink import OfferPolls, Uplink
-from kclrun.simulation.world import World
+from kclrun.simulation.world import SimulatedWorld
 
 # The lease processes of one manager: how they are forked, get messages, report, are forced to end
 # and are proven gone.
@@ -186,7 +186,7 @@ class ServiceCalls(ServiceRequests):
     def __init__(
         self,
         name: str,
-        world: World,
+        world: SimulatedWorld,
         os: OsProcess,
         *,
         feed: Callable[[events.Event], None],
@@ -307,7 +307,7 @@ class Host:
     def __init__(
         self,
         name: str,
-        world: World,
+        world: SimulatedWorld,
         machine: Machine,
         *,
         core_kind: type[LeaseManager] = LeaseManager,

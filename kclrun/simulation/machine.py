@@ -111,7 +111,7 @@ class Machine:
     ) -> OsProcess:
         """A new process; the callbacks run when it stands still, by itself or with the machine, and
         when it has died."""
-        self._processes = [each for each in self._processes if not each.is_dead]
+        self._processes = [process for process in self._processes if not process.is_dead]
         process = OsProcess(self, on_still, on_death)
         self._processes.append(process)
         return process

@@ -99,7 +99,7 @@ def _draw_owners(panel: Axes, series: Series, colours: dict[str, str]) -> None:
     if len(colours) > 1:
         for group, colour in colours.items():
             panel.plot([], [], lw=1.4, color=colour, label=f"group {group}")
-    even = _holes([each or None for each in series.shards_even])
+    even = _holes([even_share or None for even_share in series.shards_even])
     panel.plot(series.at_s, even, "--", lw=1.2, color="black", label="even share")
     panel.set_ylabel("shards\nper worker")
     most = max(count for owner in series.owners.values() for _, count in owner.shards)
@@ -111,13 +111,16 @@ def _draw_groups(panel: Axes, series: Series, colours: dict[str, str]) -> None:
     held, present = _group_totals(series)
     even = series.shards_even
     for group, colour in colours.items():
-        share = [count * each or None for count, each in zip(present[group], even, strict=True)]
+        share = [
+            count * even_share or None
+            for count, even_share in zip(present[group], even, strict=True)
+        ]
         lasts = [total if n else None for total, n in zip(held[group], present[group], strict=True)]
         panel.plot(series.at_s, _holes(lasts), lw=1.4, color=colour, drawstyle="steps-post")
         panel.plot(series.at_s, _holes(share), ":", lw=1.0, color=colour)
     panel.plot([], [], ":", lw=1.0, color=_QUIET, label="its share")
     panel.set_ylabel("shards\nper group")
-    _leave_room(panel, max(max(each) for each in held.values()))
+    _leave_room(panel, max(max(counts) for counts in held.values()))
 
 
 def _draw_loads(panel: Axes, series: Series) -> None:

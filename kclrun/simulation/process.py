@@ -30,7 +30,7 @@ from kclrun.simulation.delivery_queue import QueueTimes, SimulatedDeliveryQueue
 from kclrun.simulation.machine import Machine
 from kclrun.simulation.shards import FetchFate
 from kclrun.simulation.user_code import BatchUserCode
-from kclrun.simulation.world import World
+from kclrun.simulation.world import SimulatedWorld
 
 # From the fork to the lock: the start command is read; the modules are loaded already.
 _LOCKED_AFTER_S: Final = 0.002
@@ -43,7 +43,7 @@ Timed = commands.SendWrite | commands.SendLateCheckpoint | commands.ReadOwnRow
 class HostOfProcess(Protocol):
     """The part of its manager that a lease process needs: the manager's identity and machine."""
 
-    world: World
+    world: SimulatedWorld
     machine: Machine
     name: str
     owner: OwnerId

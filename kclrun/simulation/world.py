@@ -45,7 +45,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class World:
+class SimulatedWorld:
     """One for a fleet. New lease processes run `user_code`."""
 
     scheduler: Scheduler

@@ -28,7 +28,7 @@ from kclrun.ports import ShardReader, next_page
 from kclrun.spark.keyed.names import lineage_of
 from kclrun.spark.lineage import KEY_SPACE, ancestors_of
 from kclrun.spark.offsets import Offset, decode_offset, parts_of
-from kclrun.spark.positions import Place, Position
+from kclrun.spark.positions import Position, PositionKind
 
 # The last committed batch, from the files of a Structured Streaming checkpoint:
 #
@@ -98,7 +98,7 @@ def offset_of_stream(batch: CommittedBatch, arn: str) -> Offset:
 
     Raises: OffsetRefused if there is none, or several.
     """
-    offsets = [each for text in batch.sources for each in _offsets(text)]
+    offsets = [offset for text in batch.sources for offset in _offsets(text)]
     found = [offset for offset in offsets if offset.streams[""].arn == arn]
     if len(found) == 1:
         return found[0]
@@ -108,7 +108,8 @@ def offset_of_stream(batch: CommittedBatch, arn: str) -> Offset:
             " application has one position in a shard, so it cannot continue from several"
         )
     others = (
-        ", ".join(sorted({each.streams[""].arn for each in offsets})) or "no kclrun source at all"
+        ", ".join(sorted({offset.streams[""].arn for offset in offsets}))
+        or "no kclrun source at all"
     )
     raise OffsetRefused(f"the checkpoint is not of {arn}: it has {others}\nCheck `stream`")
 
@@ -143,7 +144,7 @@ def _offsets(text: str) -> tuple[Offset, ...]:
 
 def _batches(folder: Path, name: str) -> frozenset[int]:
     try:
-        entries = [each.name for each in (folder / name).iterdir()]
+        entries = [entry.name for entry in (folder / name).iterdir()]
     except OSError as error:
         raise SettingsError(
             f"{folder} is not a checkpoint of Structured Streaming: {name}/ cannot be read"
@@ -201,12 +202,12 @@ def checkpoint_for(
     Reads the stream only for a record's number: two to four calls, more where the shard had been
     idle. Raises: a ServiceError leaf.
     """
-    match position.place:
-        case Place.TRIM_HORIZON:
+    match position.kind:
+        case PositionKind.TRIM_HORIZON:
             return LeaseCheckpoint(TRIM_HORIZON)
-        case Place.TIMESTAMP:
+        case PositionKind.TIMESTAMP:
             return LeaseCheckpoint(LATEST, WallTime(position.timestamp_ms / 1000))
-        case Place.SHARD_END:
+        case PositionKind.SHARD_END:
             return LeaseCheckpoint(SHARD_END)
     if position.sub_sequence_number is not None:
         return LeaseCheckpoint(
@@ -427,10 +428,10 @@ def _children(
     for shard in graph:
         is_known = shard.shard_id in checkpoints or shard.shard_id in rows
         parents = [parent for parent in shard.parents if parent in checkpoints or parent in graph]
-        if is_known or not any(each in checkpoints for each in parents):
+        if is_known or not any(parent in checkpoints for parent in parents):
             continue
-        ended = (checkpoints.get(each, LeaseCheckpoint(TRIM_HORIZON)) for each in parents)
-        if all(each.checkpoint == SHARD_END for each in ended):
+        ended = (checkpoints.get(parent, LeaseCheckpoint(TRIM_HORIZON)) for parent in parents)
+        if all(checkpoint.checkpoint == SHARD_END for checkpoint in ended):
             yield Create(
                 _lease(shard, LeaseCheckpoint(TRIM_HORIZON), graph), "a child; not begun yet"
             )

@@ -34,8 +34,8 @@ def key_space(graph: ShardGraph) -> HashRange:
     """All keys of the streams of these shards; the keys of several streams follow each other
     (`stream_set.py`). Each stream has a shard in every listing."""
     ranges = [shard.hash_range for shard in graph.unordered()]
-    first = min((each.start for each in ranges), default=0)
-    last = max((each.end for each in ranges), default=0)
+    first = min((hash_range.start for hash_range in ranges), default=0)
+    last = max((hash_range.end for hash_range in ranges), default=0)
     return HashRange(first & ~HASH_KEY_MAX, last | HASH_KEY_MAX)
 
 
@@ -90,7 +90,7 @@ def roots(graph: ShardGraph, among: Collection[str] | None = None) -> tuple[str,
     if among is not None:
         return found
     below = descendants_of(graph, found)
-    covers = (graph[each].hash_range for each in (*found, *below))
+    covers = (graph[shard_id].hash_range for shard_id in (*found, *below))
     return None if holes(covers, key_space(graph)) else found
 
 
@@ -113,18 +113,18 @@ def children_ready(
     have left the listing for good; any other unlisted shard may have any keys.
     Looks at relatives only: all shards of a stream may split at once.
     """
-    ended = [each for each, position in start.items() if position == SHARD_END]
-    children = {child for each in ended for child in graph.children_naming(each)}
-    waiting = [graph[each] for each in sorted(children.difference(start))]
-    unknown = {each for each in start if each not in graph}.difference(gone)
+    ended = [shard_id for shard_id, position in start.items() if position == SHARD_END]
+    children = {child for ended_id in ended for child in graph.children_naming(ended_id)}
+    waiting = [graph[shard_id] for shard_id in sorted(children.difference(start))]
+    unknown = {shard_id for shard_id in start if shard_id not in graph}.difference(gone)
     ready = []
     for shard in waiting:
         parents = [parent for parent in shard.parents if parent in graph or parent in start]
-        if all(start.get(each) == SHARD_END for each in parents):
+        if all(start.get(parent) == SHARD_END for parent in parents):
             ready.append(shard)
-    if not ready or any(start[each] != SHARD_END for each in unknown):
+    if not ready or any(start[shard_id] != SHARD_END for shard_id in unknown):
         return ()
-    listed = [graph[each] for each in start.keys() - set(gone) if each in graph]
+    listed = [graph[shard_id] for shard_id in start.keys() - set(gone) if shard_id in graph]
     sharing = _sharing_keys(ready, listed)
     found = []
     for shard in ready:
@@ -147,14 +147,14 @@ def superseded(
     """
     left = set(end)
     dropped: set[str] = set()
-    ended = [each for each, position in end.items() if position == SHARD_END]
+    ended = [shard_id for shard_id, position in end.items() if position == SHARD_END]
     is_covered_without = _Covering(end, graph, gone) if gone else None
     for shard_id in _parents_first(ended, graph):
         shard = graph.get(shard_id)
         if shard is not None and not left.isdisjoint(shard.parents):
             continue
         children = (
-            graph[each].hash_range for each in graph.children_naming(shard_id) if each in left
+            graph[child].hash_range for child in graph.children_naming(shard_id) if child in left
         )
         is_followed = shard is not None and not holes(children, shard.hash_range)
         if not is_followed and shard_id in gone and is_covered_without is not None:
@@ -175,7 +175,7 @@ def unfollowed(
         if shard is None:
             found.update({shard_id}.difference(gone))
             continue
-        children = (graph[each].hash_range for each in graph.children_of(shard_id))
+        children = (graph[child].hash_range for child in graph.children_of(shard_id))
         if holes(children, shard.hash_range):
             found.add(shard_id)
     return frozenset(found)
@@ -184,9 +184,9 @@ def unfollowed(
 def uncovered(start: Mapping[str, Position], graph: ShardGraph) -> tuple[HashRange, ...]:
     """Keys that neither `start` nor a listed descendant of it has. If fresh listings repeat this
     again and again, every generation over these keys has expired."""
-    present = [each for each in start if each in graph]
+    present = [shard_id for shard_id in start if shard_id in graph]
     below = descendants_of(graph, start)
-    return holes((graph[each].hash_range for each in {*present, *below}), key_space(graph))
+    return holes((graph[shard_id].hash_range for shard_id in {*present, *below}), key_space(graph))
 
 
 def oldest_over(lost: Sequence[HashRange], listed: ShardGraph) -> tuple[str, ...]:
@@ -194,9 +194,11 @@ def oldest_over(lost: Sequence[HashRange], listed: ShardGraph) -> tuple[str, ...
     over = {
         shard.shard_id: shard
         for shard in listed
-        if any(shard.hash_range.overlaps(each) for each in lost)
+        if any(shard.hash_range.overlaps(hash_range) for hash_range in lost)
     }
-    return tuple(each for each in sorted(over) if not over.keys() & ancestors_of(listed, each))
+    return tuple(
+        shard_id for shard_id in sorted(over) if not over.keys() & ancestors_of(listed, shard_id)
+    )
 
 
 def _is_shadowed(
@@ -213,7 +215,7 @@ def _is_shadowed(
         if start[other.shard_id] != SHARD_END or other.shard_id not in above:
             return True
         is_parent = other.shard_id in shard.parents
-        if not is_parent and any(other.hash_range.overlaps(each) for each in unlisted):
+        if not is_parent and any(other.hash_range.overlaps(hash_range) for hash_range in unlisted):
             return True
     return False
 
@@ -222,16 +224,18 @@ def _sharing_keys(
     shards: Iterable[Shard], others: Iterable[Shard]
 ) -> Mapping[str, Sequence[Shard]]:
     """For each shard, the others whose hash ranges overlap its own: one ordered pass over both."""
-    by_start = sorted(others, key=lambda each: each.hash_range.start)
-    starts = [each.hash_range.start for each in by_start]
+    by_start = sorted(others, key=lambda other: other.hash_range.start)
+    starts = [other.hash_range.start for other in by_start]
     begun: list[Shard] = []
     passed = 0
     found: dict[str, Sequence[Shard]] = {}
-    for shard in sorted(shards, key=lambda each: each.hash_range.start):
+    for shard in sorted(shards, key=lambda one: one.hash_range.start):
         keys = shard.hash_range
         until = bisect_right(starts, keys.start)
         begun = [
-            each for each in (*begun, *by_start[passed:until]) if each.hash_range.end >= keys.start
+            other
+            for other in (*begun, *by_start[passed:until])
+            if other.hash_range.end >= keys.start
         ]
         passed = until
         found[shard.shard_id] = [*begun, *by_start[until : bisect_right(starts, keys.end)]]
@@ -261,20 +265,22 @@ class _Covering:
     def __init__(
         self, end: Mapping[str, Position], graph: ShardGraph, gone: Collection[str]
     ) -> None:
-        listed = [graph[each] for each in end if each in graph]
+        listed = [graph[shard_id] for shard_id in end if shard_id in graph]
         # A dropped shard does not change this: other shards have all its keys.
-        self._covers_all = not holes((each.hash_range for each in listed), key_space(graph))
+        self._covers_all = not holes((other.hash_range for other in listed), key_space(graph))
         self._graph = graph
-        asked = [graph[each] for each in gone if each in graph] if self._covers_all else []
+        asked = (
+            [graph[shard_id] for shard_id in gone if shard_id in graph] if self._covers_all else []
+        )
         self._sharing = _sharing_keys(asked, listed)
 
     def __call__(self, shard_id: str, left: Collection[str]) -> bool:
         if not self._covers_all or shard_id not in self._graph:
             return self._covers_all
         others = (
-            each.hash_range
-            for each in self._sharing[shard_id]
-            if each.shard_id != shard_id and each.shard_id in left
+            other.hash_range
+            for other in self._sharing[shard_id]
+            if other.shard_id != shard_id and other.shard_id in left
         )
         return not holes(others, self._graph[shard_id].hash_range)
 

@@ -27,8 +27,8 @@ from kclrun.model.time import WallTime
 from kclrun.ports import LeaseTable, ShardFilter, ShardReader, StreamAdmin, StreamSummary
 from kclrun.spark.offsets import Hint, Offset, StreamIs, together
 from kclrun.spark.options import SourceSettings, StartKind
-from kclrun.spark.planning.batch_bounds import Bounding, Seeker
-from kclrun.spark.planning.batch_planner import BatchPlanner, joined
+from kclrun.spark.planning.batch_bounds import OffsetSearch, RangeBounds
+from kclrun.spark.planning.batch_planner import BatchPlanner
 from kclrun.spark.planning.beginnings import (
     beginnings,
     lease_beginnings,
@@ -36,6 +36,7 @@ from kclrun.spark.planning.beginnings import (
     needs_time,
     time_of,
 )
+from kclrun.spark.planning.offers import joined
 from kclrun.spark.planning.shard_cursor import Gone, Refused
 from kclrun.spark.positions import Position
 from kclrun.spark.requests import Asking
@@ -66,10 +67,10 @@ def of_these_streams(offset: Offset, streams: Streams) -> Offset:
     """
     if "" in offset.streams:
         arn = offset.streams[""].arn
-        (named,) = [each for each, summary in streams.items() if summary.arn == arn] or [""]
+        (named,) = [name for name, summary in streams.items() if summary.arn == arn] or [""]
         if named:
             offset = together({named: offset}, offset.aligned_ms)
-    unread = [which for each, which in offset.streams.items() if _is_another(which, streams, each)]
+    unread = [which for name, which in offset.streams.items() if _is_another(which, streams, name)]
     if unread:
         arns = ", ".join(summary.arn for summary in streams.values())
         raise errors.OffsetRefused(
@@ -148,15 +149,19 @@ def leases_of(table: LeaseTable, name: str, streams: Streams) -> Mapping[str, Le
         )
     keys = {
         stream: key_in_table(
-            stream_key(each.arn, each.created_at), each.created_at, leases, None, table=name
+            stream_key(summary.arn, summary.created_at),
+            summary.created_at,
+            leases,
+            None,
+            table=name,
         )
-        for stream, each in streams.items()
+        for stream, summary in streams.items()
     }
     for lease in leases:
         if (shard := _shard_of(lease.key, keys)) is not None:
             rows[shard] = _placed(lease, shard, first)
     leased = {parted(shard)[0] for shard in rows}
-    if without := [each.name for of, each in sorted(streams.items()) if of not in leased]:
+    if without := [summary.name for of, summary in sorted(streams.items()) if of not in leased]:
         raise errors.SettingsError(
             f"startingLeases: table {name} holds no lease of {', '.join(without)}: that"
             " application has read nothing of it yet\nTo go on: say where to begin with"
@@ -313,7 +318,7 @@ class OffsetPlanner:
         if self._subscribed is not None:
             # A pushed page is of an earlier time: poll for the records that exist now.
             self._subscribed.subscribes = not self._planner.must_go_on
-            self._subscribed.retain(self._planner.running.keys())
+            self._subscribed.retain(self._planner.searches.keys())
         may_wait = self._answered_at is not None and began_at - self._answered_at < _ASKED_AT_ONCE_S
         try:
             return self._look(start, may_wait=may_wait)
@@ -379,7 +384,9 @@ class OffsetPlanner:
         start = self.initial_offset()
         listed = self._retried(self._admin.list_shards)
         now = self._clock()
-        bounding = Bounding(self._settings, start, ShardGraph(listed), self._planner.service, now)
+        bounding = RangeBounds(
+            self._settings, start, ShardGraph(listed), self._planner.service, now
+        )
         while not bounding.is_over:
             self._exchange(bounding, self._clock() + _WAIT_MAX_S)
         return bounding.offsets()
@@ -400,7 +407,7 @@ class OffsetPlanner:
         now = self._clock()
         return self._asking.is_waiting or self._planner.next_at(now) <= now + _ASKED_AT_ONCE_S
 
-    def _exchange(self, seeker: Seeker, deadline: float) -> None:
+    def _exchange(self, seeker: OffsetSearch, deadline: float) -> None:
         """Send due requests and process answers until the next deadline."""
         now = self._clock()
         asks = seeker.asks(now)
@@ -439,7 +446,9 @@ class OffsetPlanner:
         return Offset(
             streams=streams,
             shards=shards,
-            began={each: at for each, at in shards.items() if each in positions or not at.is_exact},
+            began={
+                shard: at for shard, at in shards.items() if shard in positions or not at.is_exact
+            },
             # Its records may be older than all records read so far; shards ahead wait for it.
             aligned_ms=start.aligned_ms if is_at_tip else 0,
             as_of_ms=start.as_of_ms,
@@ -451,7 +460,7 @@ class OffsetPlanner:
         listed = self._retried(self._admin.list_shards)
         if only is None:
             return ShardGraph(listed)
-        return ShardGraph(each for each in listed if parted(each.shard_id)[0] == only)
+        return ShardGraph(shard for shard in listed if parted(shard.shard_id)[0] == only)
 
     def _beginnings(self, listed: Callable[[], ShardGraph]) -> Mapping[str, Position]:
         find = self._begun_at_leases() if self._settings.start.leases else self._begun
@@ -463,7 +472,7 @@ class OffsetPlanner:
                 return positions
             self._wait(_LISTING_PAUSE_S)
         raise errors.Unavailable(
-            f"{_LISTINGS_MAX} listings of {self._settings.reached.name} did not cover its key"
+            f"{_LISTINGS_MAX} listings of {self._settings.address.name} did not cover its key"
             " space: is it being resharded all the time? Try again",
             operation="ListShards",
         )
@@ -509,10 +518,10 @@ class OffsetPlanner:
     def _open_at(self, at_ms: int, graph: ShardGraph) -> tuple[str, ...]:
         self._sample_time(graph)
         if at_ms >= self._planner.service.surely_past_ms(self._clock()):
-            return tuple(each.shard_id for each in graph if each.is_open)
+            return tuple(shard.shard_id for shard in graph if shard.is_open)
         at = ShardFilter("AT_TIMESTAMP", WallTime(at_ms / 1000))
         listed = self._retried(partial(self._admin.list_shards, at))
-        return tuple(each.shard_id for each in listed)
+        return tuple(shard.shard_id for shard in listed)
 
     def _sample_time(self, graph: ShardGraph) -> None:
         """Note the service's time, which any page contains, also that of a closed shard."""

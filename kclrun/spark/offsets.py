@@ -17,7 +17,13 @@ import msgspec
 
 from kclrun.errors import InvariantViolation, OffsetRefused
 from kclrun.model.record import Record
-from kclrun.spark.positions import TRIM_HORIZON, Place, Position, at_timestamp, parse_position
+from kclrun.spark.positions import (
+    TRIM_HORIZON,
+    Position,
+    PositionKind,
+    at_timestamp,
+    parse_position,
+)
 from kclrun.spark.stream_set import parted, shard_name
 
 T = TypeVar("T")
@@ -79,7 +85,7 @@ def parts_of(offset: Offset) -> Mapping[str, Offset]:
             aligned_ms=offset.aligned_ms,
             as_of_ms=_of(stream, offset.as_of_ms),
             parents={
-                child: tuple(parted(each)[1] for each in above)
+                child: tuple(parted(parent)[1] for parent in above)
                 for child, above in _of(stream, offset.parents).items()
             },
         )
@@ -90,7 +96,7 @@ def parts_of(offset: Offset) -> Mapping[str, Offset]:
 def together(parts: Mapping[str, Offset], aligned_ms: int) -> Offset:
     """One offset from the offsets of several streams, by name."""
     parents = {
-        shard_name(stream, child): tuple(shard_name(stream, each) for each in above)
+        shard_name(stream, child): tuple(shard_name(stream, parent) for parent in above)
         for stream, part in parts.items()
         for child, above in part.parents.items()
     }
@@ -150,16 +156,16 @@ def encode_offset(offset: Offset) -> dict[str, Any]:
         return _encode_one(offset)
     parts = parts_of(offset)
     streams = {stream: _encode_one(parts[stream]) for stream in sorted(parts)}
-    for each in streams.values():
-        del each["t"]
+    for encoded in streams.values():
+        del encoded["t"]
     return {"streams": streams, "t": offset.aligned_ms, "v": VERSION}
 
 
 def _encode_one(offset: Offset) -> dict[str, Any]:
     which = offset.streams[""]
     is_packed = len(offset.shards) > PLAIN_SHARDS_MAX and all(
-        _SHARD_ID.match(each)
-        for each in (
+        _SHARD_ID.match(shard_id)
+        for shard_id in (
             *offset.shards,
             *offset.began,
             *offset.as_of_ms,
@@ -169,7 +175,9 @@ def _encode_one(offset: Offset) -> dict[str, Any]:
     )
     as_of: object = dict(sorted(offset.as_of_ms.items()))
     if is_packed:
-        as_of = _packed({each: at_timestamp(at_ms) for each, at_ms in offset.as_of_ms.items()})
+        as_of = _packed(
+            {shard_id: at_timestamp(at_ms) for shard_id, at_ms in offset.as_of_ms.items()}
+        )
     texts = _packed if is_packed else _texts
     parents: object = {parent: list(offset.parents[parent]) for parent in sorted(offset.parents)}
     if is_packed and parents:
@@ -210,7 +218,7 @@ def _decoded(wire: _Wire) -> Offset:
     """Raises: ValueError, zlib.error or msgspec.DecodeError for invalid positions."""
     as_of = wire.as_of
     if isinstance(as_of, str):
-        as_of = {each: at.timestamp_ms for each, at in _unpacked(as_of).items()}
+        as_of = {shard_id: at.timestamp_ms for shard_id, at in _unpacked(as_of).items()}
     parents = wire.parents
     return Offset(
         streams={"": StreamIs(wire.stream, wire.created)},
@@ -254,14 +262,16 @@ _BEFORE: Final = 8
 
 def _packed(positions: Mapping[str, Position]) -> str:
     ordered = [positions[position] for position in sorted(positions)]
-    at_records = [each for each in ordered if each.place is Place.RECORD]
+    at_records = [position for position in ordered if position.kind is PositionKind.RECORD]
     numbers = [int(record.number) for record in at_records]
     width = (max(numbers, default=0).bit_length() + 7) // 8
     rows = [number.to_bytes(width, "big") for number in numbers]
-    at_times = [each.timestamp_ms for each in ordered if each.place is Place.TIMESTAMP]
+    at_times = [
+        position.timestamp_ms for position in ordered if position.kind is PositionKind.TIMESTAMP
+    ]
     columns = _Columns(
-        ids=_gaps([_number(each) for each in sorted(positions)]),
-        kinds=bytes(each.place + _BEFORE * each.is_before for each in ordered),
+        ids=_gaps([_number(shard_id) for shard_id in sorted(positions)]),
+        kinds=bytes(position.kind + _BEFORE * position.is_before for position in ordered),
         width=width,
         numbers=bytes(row[at] for at in range(width) for row in rows),
         subs=[
@@ -290,7 +300,10 @@ def _unpacked(text: str) -> dict[str, Position]:
     columns = msgspec.msgpack.decode(_inflated(text), type=_Columns)
     count = len(columns.subs)
     places = [kind % _BEFORE for kind in columns.kinds]
-    if (places.count(Place.RECORD), places.count(Place.TIMESTAMP)) != (count, len(columns.times)):
+    if (places.count(PositionKind.RECORD), places.count(PositionKind.TIMESTAMP)) != (
+        count,
+        len(columns.times),
+    ):
         raise ValueError("the positions of its shards do not match their kinds")
     rows = (columns.numbers[at::count] for at in range(count))
     records = (
@@ -299,11 +312,11 @@ def _unpacked(text: str) -> dict[str, Position]:
     times = accumulate(columns.times)
     found = {}
     for number, kind in zip(accumulate(columns.ids), columns.kinds, strict=True):
-        place = Place(kind % _BEFORE)
-        if place is Place.RECORD:
+        place = PositionKind(kind % _BEFORE)
+        if place is PositionKind.RECORD:
             text, sub = next(records)
             position = Position(place, text, kind >= _BEFORE, sub - 1 if sub else None)
-        elif place is Place.TIMESTAMP:
+        elif place is PositionKind.TIMESTAMP:
             position = at_timestamp(next(times))
         else:
             position = Position(place)
@@ -324,8 +337,8 @@ def _packed_parents(parents: Mapping[str, tuple[str, ...]]) -> str:
     children = sorted(parents)
     columns = _ParentColumns(
         ids=_gaps([_number(child) for child in children]),
-        counts=bytes(len(parents[each]) for each in children),
-        above=_gaps([_number(parent) for each in children for parent in parents[each]]),
+        counts=bytes(len(parents[child]) for child in children),
+        above=_gaps([_number(parent) for child in children for parent in parents[child]]),
     )
     return _deflated(columns)
 
@@ -430,14 +443,15 @@ def pack(
     if not ranges:
         return ()
     together: dict[str, list[ShardRange]] = {}
-    for each in ranges:
-        together.setdefault(each.line or each.shard_id, []).append(each)
+    for shard_range in ranges:
+        together.setdefault(shard_range.line or shard_range.shard_id, []).append(shard_range)
     units = list(together.values())
     tasks = min(-(-len(ranges) // shards_per_task), len(units))
     if partitions_max is not None:
         tasks = min(tasks, partitions_max)
     return tuple(
-        tuple(each for unit in units[index::tasks] for each in unit) for index in range(tasks)
+        tuple(shard_range for unit in units[index::tasks] for shard_range in unit)
+        for index in range(tasks)
     )
 
 
@@ -454,7 +468,9 @@ def _generations(parents: Mapping[str, Sequence[str]]) -> Mapping[str, int]:
             ahead += unknown
             continue
         ahead.pop()
-        found[shard_id] = 1 + max((found.get(each, 0) for each in parents[shard_id]), default=-1)
+        found[shard_id] = 1 + max(
+            (found.get(parent, 0) for parent in parents[shard_id]), default=-1
+        )
     return found
 
 

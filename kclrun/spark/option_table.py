@@ -55,7 +55,9 @@ def choice(words: Mapping[str, T], foreign: Mapping[str, str] | None = None) -> 
             raise ValueError(f"expected {expected}")
         return by_word[word]
 
-    return Kind(read, lambda value: next(word for word, each in words.items() if each == value))
+    return Kind(
+        read, lambda value: next(word for word, meaning in words.items() if meaning == value)
+    )
 
 
 SWITCH: Final = choice({"true": True, "false": False})
@@ -136,15 +138,17 @@ def option(name: str, kind: Kind[Any], doc: str, *, default: object, shown: str 
 
 def options_of(settings: Any) -> tuple[Option, ...]:
     """The options of a dataclass's fields, in order."""
-    return tuple(option for each in fields(settings) for option in each.metadata.get(_OPTIONS, ()))
+    return tuple(
+        option for setting in fields(settings) for option in setting.metadata.get(_OPTIONS, ())
+    )
 
 
 def _kinds_of(settings: Any) -> Iterator[tuple[str, str, Kind[Any], Any]]:
     """Field, option, kind and default of each option that has a kind."""
-    for each in fields(settings):
-        for option in each.metadata.get(_OPTIONS, ()):
+    for setting in fields(settings):
+        for option in setting.metadata.get(_OPTIONS, ()):
             if option.kind is not None:
-                yield each.name, option.name, option.kind, each.default
+                yield setting.name, option.name, option.kind, setting.default
 
 
 def default_texts(settings: Any) -> Mapping[str, str]:
@@ -191,7 +195,7 @@ class OptionReader:
         names = {name.lower(): name for name in known}
         names |= {alias.lower(): name for alias, name in (aliases or {}).items()}
         self._names = names
-        spellings = {each.lower(): each for each in (*known, *(aliases or {}))}
+        spellings = {name.lower(): name for name in (*known, *(aliases or {}))}
         self._absent = {name.lower(): (name, why) for name, why in (absent or {}).items()}
         self._called: dict[str, str] = {}
         self._given: dict[str, object] = {}

@@ -17,7 +17,7 @@ _NUMBER: Final = re.compile(
 )
 
 
-class Place(enum.IntEnum):
+class PositionKind(enum.IntEnum):
     """The kind of a position; the order of the kinds is their order in a shard."""
 
     TRIM_HORIZON = 0
@@ -43,7 +43,7 @@ class Position(msgspec.Struct, frozen=True):
     `sub_sequence_number` where that is given.
     """
 
-    place: Place
+    kind: PositionKind
     number: str = ""
     is_before: bool = False
     sub_sequence_number: int | None = None
@@ -52,7 +52,7 @@ class Position(msgspec.Struct, frozen=True):
     @property
     def is_exact(self) -> bool:
         """Whether the same records follow it whenever it is read."""
-        return self.place in {Place.RECORD, Place.SHARD_END}
+        return self.kind in {PositionKind.RECORD, PositionKind.SHARD_END}
 
     @property
     def sort_key(self) -> tuple[int, int, int, str, int]:
@@ -60,7 +60,7 @@ class Position(msgspec.Struct, frozen=True):
         past = 0 if self.is_before else 1 + (self.sub_sequence_number or 0)
         if not self.is_before and self.sub_sequence_number is None:
             past = 2**31  # after the whole record, also if it is an aggregate
-        return (self.place, self.timestamp_ms, len(self.number), self.number, past)
+        return (self.kind, self.timestamp_ms, len(self.number), self.number, past)
 
     def __lt__(self, other: Position) -> bool:
         return self.sort_key < other.sort_key
@@ -76,45 +76,45 @@ class Position(msgspec.Struct, frozen=True):
 
     def covers(self, number: str) -> bool:
         """Whether the whole record with this sequence number lies before the position."""
-        if self.place is not Place.RECORD:
-            return self.place is Place.SHARD_END
+        if self.kind is not PositionKind.RECORD:
+            return self.kind is PositionKind.SHARD_END
         if self.number == number:
             return not self.is_before and self.sub_sequence_number is None
         return (len(number), number) < (len(self.number), self.number)
 
     def __str__(self) -> str:
-        if self.place is Place.TIMESTAMP:
+        if self.kind is PositionKind.TIMESTAMP:
             return f"TS:{self.timestamp_ms}"
-        if self.place is not Place.RECORD:
-            return self.place.name
+        if self.kind is not PositionKind.RECORD:
+            return self.kind.name
         sub = "" if self.sub_sequence_number is None else f"/{self.sub_sequence_number}"
         return f"{'@' if self.is_before else ''}{self.number}{sub}"
 
 
-TRIM_HORIZON: Final = Position(Place.TRIM_HORIZON)
-SHARD_END: Final = Position(Place.SHARD_END)
+TRIM_HORIZON: Final = Position(PositionKind.TRIM_HORIZON)
+SHARD_END: Final = Position(PositionKind.SHARD_END)
 
 
 def before(number: str) -> Position:
     """Just before a record: the text `@n`."""
-    return Position(Place.RECORD, number, is_before=True)
+    return Position(PositionKind.RECORD, number, is_before=True)
 
 
 def after(number: str, sub_sequence_number: int | None = None) -> Position:
     """Just after a record, or after one user record of an aggregate."""
-    return Position(Place.RECORD, number, sub_sequence_number=sub_sequence_number)
+    return Position(PositionKind.RECORD, number, sub_sequence_number=sub_sequence_number)
 
 
 def at_timestamp(timestamp_ms: int) -> Position:
     """Before the first record that arrived at or after this time."""
-    return Position(Place.TIMESTAMP, timestamp_ms=timestamp_ms)
+    return Position(PositionKind.TIMESTAMP, timestamp_ms=timestamp_ms)
 
 
 def parse_position(text: str) -> Position:
     """The position that a text names. Raises: OffsetRefused for anything else."""
-    if text == TRIM_HORIZON.place.name:
+    if text == TRIM_HORIZON.kind.name:
         return TRIM_HORIZON
-    if text == SHARD_END.place.name:
+    if text == SHARD_END.kind.name:
         return SHARD_END
     if match := _TIMESTAMP.match(text):
         return at_timestamp(int(match[1]))
@@ -125,4 +125,4 @@ def parse_position(text: str) -> Position:
             " a sequence number, or @ and a sequence number"
         )
     sub = None if match[3] is None else int(match[3])
-    return Position(Place.RECORD, match[2], bool(match[1]), sub)
+    return Position(PositionKind.RECORD, match[2], bool(match[1]), sub)

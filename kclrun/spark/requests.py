@@ -21,7 +21,7 @@ import msgspec
 from kclrun import errors
 from kclrun.aws.credentials import CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
-from kclrun.aws.http import CONNECTIONS_MAX
+from kclrun.aws.http.pool import CONNECTIONS_MAX
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.wire import WireClient
@@ -42,7 +42,7 @@ from kclrun.ports import (
     StreamAdmin,
     StreamSummary,
 )
-from kclrun.spark.options import LeasesAt, Reached
+from kclrun.spark.options import LeasesAt, StreamAddress
 from kclrun.spark.planning import shard_cursor
 from kclrun.spark.stream_set import StreamsAdmin, StreamsReader, StreamsSubscriber, admins_of
 from kclrun.spark.subscribed import NamedConsumer
@@ -59,7 +59,7 @@ _RETRIES: Final = Retries(lasts_s=_WAIT_MAX_S, base_s=0.5, max_s=0.5)
 
 def require_stream(
     admin: StreamAdmin,
-    reached: Reached,
+    address: StreamAddress,
     *,
     clock: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
@@ -68,29 +68,29 @@ def require_stream(
 
     Raises: NotFound, AccessDenied, Unavailable, Throttled, InvalidRequest.
     """
-    where = reached.endpoint_url or reached.region or "the region of this environment"
+    where = address.endpoint_url or address.region or "the region of this environment"
     try:
         summary = repeated(admin.summary, _RETRIES, wait=wait, chance=lambda: 1.0, clock=clock)
         if statuses.STREAM.trouble(summary.status) is None:
             return summary
     except errors.NotFound as error:
         raise error.reworded(
-            f"there is no stream {reached.name} at {where}: {error}\n"
+            f"there is no stream {address.name} at {where}: {error}\n"
             "Check streamName, region and endpointUrl; kclrun does not create streams"
         ) from None
     except errors.AccessDenied as error:
         raise error.reworded(
-            f"the stream {reached.name} at {where} may not be read: {error}"
+            f"the stream {address.name} at {where} may not be read: {error}"
         ) from None
     except PASSING as error:
         raise error.reworded(
-            f"the stream {reached.name} cannot be reached at {where}, tried for"
+            f"the stream {address.name} cannot be reached at {where}, tried for"
             f" {_WAIT_MAX_S:.0f} s: {error}\nCheck endpointUrl, region and the network"
         ) from None
 
     def usable() -> StreamSummary:
         summary = admin.summary()
-        statuses.require(statuses.STREAM, f"the stream {reached.name}", summary.status)
+        statuses.require(statuses.STREAM, f"the stream {address.name}", summary.status)
         return summary
 
     return repeated(usable, _RETRIES, wait=wait, chance=lambda: 1.0, clock=clock)
@@ -112,8 +112,8 @@ class Connected:
     At most `connections_max` requests are under way at once; a further request waits for its turn.
     """
 
-    def __init__(self, reached: Reached, connections_max: int = CONNECTIONS_MAX) -> None:
-        settings = EndpointSettings(region=_region(reached), endpoint_url=reached.endpoint_url)
+    def __init__(self, address: StreamAddress, connections_max: int = CONNECTIONS_MAX) -> None:
+        settings = EndpointSettings(region=_region(address), endpoint_url=address.endpoint_url)
         session = open_session(settings)
         self._session = session
         self._registry: Decode | None = None
@@ -122,9 +122,9 @@ class Connected:
         self._credentials = CredentialSource(
             session,
             endpoint_url=self.endpoint.url,
-            role_arn=reached.role_arn,
-            role_external_id=reached.role_external_id,
-            role_session_name=reached.role_session_name,
+            role_arn=address.role_arn,
+            role_external_id=address.role_external_id,
+            role_session_name=address.role_session_name,
             # An emulator on this host also serves STS; any other custom URL serves Kinesis alone.
             sts_endpoint_url=self.endpoint.url if is_loopback(self.endpoint.url) else None,
         )
@@ -137,12 +137,12 @@ class Connected:
         )
         self.reader: ShardReader
         self.admin: StreamAdmin
-        if names := reached.several:
+        if names := address.several:
             self.reader = StreamsReader({name: PollingReader(self.client, name) for name in names})
-            self.admin = StreamsAdmin({each: WireStreamAdmin(self.client, each) for each in names})
+            self.admin = StreamsAdmin({name: WireStreamAdmin(self.client, name) for name in names})
         else:
-            self.reader = PollingReader(self.client, reached.stream)
-            self.admin = WireStreamAdmin(self.client, reached.stream)
+            self.reader = PollingReader(self.client, address.stream)
+            self.admin = WireStreamAdmin(self.client, address.stream)
 
     def subscriber(self, named: str) -> ShardSubscriber:
         """For the consumer of each stream that `consumerName` names, registered if it is not there.
@@ -154,9 +154,9 @@ class Connected:
             name: NamedConsumer(self.client, admin, named)
             for name, admin in admins_of(self.admin).items()
         }
-        for each in by_name.values():
+        for consumer in by_name.values():
             with contextlib.suppress(*PASSING):
-                each.register()
+                consumer.register()
         return by_name[""] if "" in by_name else StreamsSubscriber(by_name)
 
     def lease_table(self, leases: LeasesAt) -> DynamoLeaseTable:
@@ -215,30 +215,30 @@ class Connected:
         return f"Connected({self.endpoint.url})"
 
 
-def connected(reached: Reached, connections_max: int = CONNECTIONS_MAX) -> Connected:
+def connected(address: StreamAddress, connections_max: int = CONNECTIONS_MAX) -> Connected:
     """This process's connection to a stream, made at the first call and kept; sends nothing.
 
     There is one for each value of `connections_max`. A forked process makes its own. Raises:
     SettingsError where the region is unknown.
     """
-    return _KEPT.get(reached, connections_max)
+    return _KEPT.get(address, connections_max)
 
 
 class Kept:
     """The connections of this process, at most `count_max`; the longest unused leaves first."""
 
-    def __init__(self, make: Callable[[Reached, int], Connected], count_max: int) -> None:
+    def __init__(self, make: Callable[[StreamAddress, int], Connected], count_max: int) -> None:
         self._make = make
         self._count_max = count_max
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
-    def get(self, reached: Reached, connections_max: int = CONNECTIONS_MAX) -> Connected:
-        wanted = (reached, connections_max)
+    def get(self, address: StreamAddress, connections_max: int = CONNECTIONS_MAX) -> Connected:
+        wanted = (address, connections_max)
         with self._lock:
             found = self._by_wanted.get(wanted)
             if found is None:
-                found = self._by_wanted[wanted] = self._make(reached, connections_max)
+                found = self._by_wanted[wanted] = self._make(address, connections_max)
             self._by_wanted.move_to_end(wanted)
             if len(self._by_wanted) > self._count_max:
                 self._by_wanted.popitem(last=False)
@@ -247,16 +247,16 @@ class Kept:
     def _forget(self) -> None:
         # A forked child also needs a new lock: a thread of the parent may hold the old one.
         self._lock = threading.Lock()
-        self._by_wanted: OrderedDict[tuple[Reached, int], Connected] = OrderedDict()
+        self._by_wanted: OrderedDict[tuple[StreamAddress, int], Connected] = OrderedDict()
 
 
 _KEPT: Final = Kept(Connected, _KEPT_MAX)
 
 
-def _region(reached: Reached) -> str | None:
+def _region(address: StreamAddress) -> str | None:
     """The region given, or that of the ARN; None leaves it to the AWS chain."""
-    is_arn = reached.stream.startswith("arn:")
-    return reached.stream.split(":")[3] if is_arn else reached.region
+    is_arn = address.stream.startswith("arn:")
+    return address.stream.split(":")[3] if is_arn else address.region
 
 
 Ask = shard_cursor.AskPage | shard_cursor.AskListing

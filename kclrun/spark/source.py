@@ -34,7 +34,8 @@ from kclrun.spark.offsets import (
     pack,
     ranges_between,
 )
-from kclrun.spark.options import SourceSettings, Start, StartKind, Use, read_source_options
+from kclrun.spark.option_reading import Use, read_source_options
+from kclrun.spark.options import SourceSettings, Start, StartKind
 from kclrun.spark.stream_set import summaries_of
 
 if TYPE_CHECKING:
@@ -106,15 +107,15 @@ class Narrowing(msgspec.Struct, frozen=True):
 def narrowing_of(filters: Iterable[Any]) -> Narrowing:
     """The narrowing by all of the filters together; an unknown filter narrows nothing."""
     found = Narrowing()
-    for each in filters:
-        kind = type(each).__name__
-        column: tuple[str, ...] = getattr(each, "attribute", ())
+    for pushed in filters:
+        kind = type(pushed).__name__
+        column: tuple[str, ...] = getattr(pushed, "attribute", ())
         if len(column) == 1 and column[0] in _TEXTS:
-            values = _texts(kind, each)
+            values = _texts(kind, pushed)
             if values is not None:
                 found = _with_texts(found, _TEXTS[column[0]], values)
         elif column == ("approximateArrivalTimestamp",):
-            at_ms = _instant_ms(each)
+            at_ms = _instant_ms(pushed)
             if at_ms is not None and kind in _LATER:
                 found = msgspec.structs.replace(found, from_ms=max(at_ms, found.from_ms or at_ms))
             if at_ms is not None and kind in _EARLIER:
@@ -165,7 +166,10 @@ class ShardsPartition(InputPartition):
         self.ranges = ranges
 
     def __repr__(self) -> str:
-        named = ", ".join(f"{each.shard_id} {each.begin} to {each.end}" for each in self.ranges)
+        named = ", ".join(
+            f"{shard_range.shard_id} {shard_range.begin} to {shard_range.end}"
+            for shard_range in self.ranges
+        )
         return f"ShardsPartition({named})"
 
 
@@ -187,8 +191,8 @@ class KclrunDataSource(DataSource):
         from kclrun.spark.requests import connected, require_stream
 
         settings = read_source_options(self.options, Use.EITHER)
-        for each in settings.reached.each():
-            require_stream(connected(each).admin, each)
+        for stream in settings.address.each():
+            require_stream(connected(stream).admin, stream)
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - PySpark's name
@@ -307,7 +311,7 @@ class StreamReader(DataSourceStreamReader):
         """
         planner = self._planned()
         # A batch that the last run left unfinished is planned before any end is looked for.
-        begin, finish = (planner.known(decode_offset(each)) for each in (start, end))
+        begin, finish = (planner.known(decode_offset(offset)) for offset in (start, end))
         self._stands_at = finish
         hints = planner.hints(begin, finish)
         return _packed(begin, finish, hints, self._settings)
@@ -351,11 +355,11 @@ def _open_planner(
     from kclrun.spark.requests import connected
     from kclrun.spark.subscribed import SubscribedReader
 
-    connection = connected(settings.reached, CALLS_AT_ONCE)
+    connection = connected(settings.address, CALLS_AT_ONCE)
     if narrowing is not None and narrowing != Narrowing():
         streams = summaries_of(connection.admin).values()
         created_ms = max(int(stream.created_at * 1000) for stream in streams)
-        retention_hours = min(each.retention_hours for each in streams)
+        retention_hours = min(stream.retention_hours for stream in streams)
         now_ms = int(time.time() * 1000)
         settings = narrowing.narrowed(settings, now_ms, created_ms, retention_hours)
     leases = settings.start.leases
@@ -380,9 +384,9 @@ def _packed(
     narrowing: Narrowing = _ALL_ROWS,
 ) -> list[InputPartition]:
     ranges = [
-        each
-        for each in ranges_between(start, end, hints)
-        if narrowing.reads(*settings.reached.named(each.shard_id))
+        shard_range
+        for shard_range in ranges_between(start, end, hints)
+        if narrowing.reads(*settings.address.named(shard_range.shard_id))
     ]
     tasks = pack(ranges, settings.shards_per_task, settings.partitions_max)
     return [ShardsPartition(task) for task in tasks]
@@ -395,11 +399,11 @@ def _rows(
     from kclrun.spark.requests import connected
 
     assert isinstance(partition, ShardsPartition)
-    connection = connected(settings.reached)
+    connection = connected(settings.address)
     pages = read_ranges(connection.reader, partition.ranges, settings, admin=connection.admin)
     for page in pages:
         left = narrowing.left(page.records)
-        yield from record_batches(left, *settings.reached.named(page.range.shard_id))
+        yield from record_batches(left, *settings.address.named(page.range.shard_id))
 
 
 def _refuse_other_columns(schema: StructType) -> None:
@@ -409,7 +413,7 @@ def _refuse_other_columns(schema: StructType) -> None:
     from kclrun.spark.executor.reading import ARROW_SCHEMA, SCHEMA
 
     ours = from_arrow_schema(ARROW_SCHEMA)
-    if [(each.name, each.dataType) for each in schema] != [
+    if [(column.name, column.dataType) for column in schema] != [
         (column.name, column.dataType) for column in ours
     ]:
         raise SettingsError(

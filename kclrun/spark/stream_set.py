@@ -45,7 +45,7 @@ def shard_name(stream: str, shard_id: str) -> str:
 
 def of_streams_in(graph: ShardGraph, by_shard: Mapping[str, T]) -> dict[str, T]:
     """The entries for shards of the streams in a listing, and for `"*"`."""
-    streams = {parted(each.shard_id)[0] for each in graph.unordered()}
+    streams = {parted(shard.shard_id)[0] for shard in graph.unordered()}
     return {
         shard: value
         for shard, value in by_shard.items()
@@ -56,7 +56,7 @@ def of_streams_in(graph: ShardGraph, by_shard: Mapping[str, T]) -> dict[str, T]:
 def summaries_of(admin: StreamAdmin) -> Streams:
     """The summary of each stream by name; of one stream under an empty name. Raises: ServiceError
     leaves."""
-    return {name: each.summary() for name, each in admins_of(admin).items()}
+    return {name: one.summary() for name, one in admins_of(admin).items()}
 
 
 def admins_of(admin: StreamAdmin) -> Mapping[str, StreamAdmin]:
@@ -159,7 +159,7 @@ def _children(stream: str, page: FetchedPage, first_key: int) -> tuple[ChildShar
         msgspec.structs.replace(child, hash_range=moved(child.hash_range, first_key))
         for child in page.children
     )
-    return tuple(qualified_child(StreamKey(stream), each) for each in placed)
+    return tuple(qualified_child(StreamKey(stream), child) for child in placed)
 
 
 class StreamsAdmin:
@@ -188,8 +188,8 @@ class StreamsAdmin:
             ) from None
         first = self._first_keys[name]
         placed = (
-            msgspec.structs.replace(each, hash_range=moved(each.hash_range, first))
-            for each in listed
+            msgspec.structs.replace(shard, hash_range=moved(shard.hash_range, first))
+            for shard in listed
         )
         return qualified_shards(StreamKey(name), placed)
 

@@ -113,7 +113,7 @@ class PushedRecords:
         if new:
             self._reached = after(new[-1].sequence_number)
         if self._skips_to is not None:
-            new = [each for each in new if not self._skips_to.covers(each.sequence_number)]
+            new = [record for record in new if not self._skips_to.covers(record.sequence_number)]
         self._unread += new
         self.size_bytes += size_of(new)
         return bool(new) or event.is_end or (was_behind and not event.millis_behind_latest)
@@ -434,9 +434,9 @@ class SubscribedReader:
         """End the subscriptions to all other shards: only these are read from now on."""
         with self._lock:
             gone = [shard for shard in self._shards if shard not in shard_ids]
-            ended = [self._shards.pop(each) for each in gone]
-        for each in ended:
-            each.close()
+            ended = [self._shards.pop(shard_id) for shard_id in gone]
+        for subscription in ended:
+            subscription.close()
 
     def report(self) -> dict[str, Any]:
         """For the query's progress: how many shards are subscribed, and why others are polled."""
@@ -444,7 +444,7 @@ class SubscribedReader:
             shards = list(self._shards.values())
         troubles = {shard.trouble for shard in shards} - {None}
         return {
-            "shardsSubscribed": sum(each.is_subscribed for each in shards),
+            "shardsSubscribed": sum(shard.is_subscribed for shard in shards),
             "subscriptionTrouble": min(filter(None, troubles), default=None),
         }
 
@@ -517,7 +517,7 @@ class SubscribedReader:
         now = self._now()
         if now - self._logged_at.get(text, -math.inf) >= _LOG_EVERY_S:
             self._logged_at = {
-                each: at for each, at in self._logged_at.items() if now - at < _LOG_EVERY_S
+                line: at for line, at in self._logged_at.items() if now - at < _LOG_EVERY_S
             }
             self._logged_at[text] = now
             _log.warning("%s%s", f"{shard_id}: " if shard_id else "", text)

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
-from kclrun.calling.batches import PROCESS_RECORDS
+from kclrun.calling.batches import PROCESS_RECORDS, Raised
 from kclrun.calling.delivery import Call, ConfirmStop, RowScope, host_fault
-from kclrun.calling.records import CallTerms, RecordCalls, RecordHost, Records, Stop
-from kclrun.calling.retry_later import RetryLaters
+from kclrun.calling.records import CallTerms, Failing, RecordCalls, RecordHost, Records, Stop
+from kclrun.calling.retry_later import Waited
 from kclrun.calling.runners import PROCESS_RECORD, MakeThread
 from kclrun.calling.timer_run import Quiet, TimerRun
-from kclrun.calling.tracebacks import Failure, describe
-from kclrun.errors import HostFailed, RetryLater, SinkError
+from kclrun.calling.tracebacks import Failure
+from kclrun.errors import HostFailed, SinkError
 from kclrun.ipc.board import boottime
 from kclrun.lease import commands, events
 from kclrun.methods import call_method
@@ -405,9 +405,7 @@ class RecordDelivery(RecordHost):
         self._processed = processed
         self._returned = returned
         self._fence = fence
-        self._troubles: dict[int, tuple[Trouble, Failure]] = {}
-        self._retry_laters = RetryLaters()
-        self._has_asked_to_wait: set[int] = set()
+        self._troubles: dict[int, Trouble] = {}
         self._batches: list[Batch] = []
         self.calls = RecordCalls(terms, host=self, make_thread=make_thread, wait=self._wait)
         queue.notify_of_changes(self.calls.wake)
@@ -415,7 +413,6 @@ class RecordDelivery(RecordHost):
     def deliver(self, batch: Batch) -> bool:
         """Process a batch, and those that may join it; False if some records are left."""
         self._troubles.clear()
-        self._retry_laters.forget()
         self._batches = [batch]
         return self.calls.run(batch)
 
@@ -440,47 +437,29 @@ class RecordDelivery(RecordHost):
     def busy(self, since: Instant) -> None:
         self._queue.busy(since)
 
-    def raised(self, number: int, record: Record, error: BaseException) -> None:
-        failure = describe(error, [record])
-        trouble, _ = self._troubles.get(number) or (Trouble(PROCESS_RECORD), failure)
-        trouble.note(failure, is_host_fault=host_fault(error) is not None)
-        self._troubles[number] = (trouble, failure)
-        if isinstance(error, RetryLater):
-            self._has_asked_to_wait.add(number)
-        else:
-            self._has_asked_to_wait.discard(number)
-
-    def decided(self, number: int, pause_s: float | None) -> None:
-        trouble, _ = self._troubles[number]
-        if pause_s is not None and number in self._has_asked_to_wait:
-            waits = self._retry_laters.asked(number, boottime())
-            self._report(trouble.asked_to_wait(pause_s, waits))
+    def raised(self, number: int, record: Record, raised: Raised) -> None:  # noqa: ARG002
+        trouble = self._troubles.setdefault(number, Trouble(PROCESS_RECORD))
+        trouble.note(raised.failure, is_host_fault=raised.is_host_fault)
+        if raised.pause_s is None:
             return
-        self._waits_no_more(number)
-        if pause_s is not None:
-            self._report(trouble.raised(pause_s))
+        if raised.waits:
+            self._report(trouble.asked_to_wait(raised.pause_s, raised.waits))
+        else:
+            self._report(trouble.raised(raised.pause_s))
 
-    def _waits_no_more(self, number: int) -> None:
-        """This record's call returned, or failed in another way than by RetryLater."""
-        self._has_asked_to_wait.discard(number)
-        waited = self._retry_laters.over(number, boottime)
-        if waited is not None:
-            self._report(ProcessorWaited(PROCESS_RECORD, *waited))
+    def waited(self, waited: Waited) -> None:
+        self._report(ProcessorWaited(PROCESS_RECORD, *waited))
 
     def recovered(self, number: int, calls: int) -> None:
-        self._waits_no_more(number)
-        trouble, _ = self._troubles.pop(number)
-        if trouble.calls:
+        if self._troubles.pop(number).calls:
             self._report(ProcessorRecovered(PROCESS_RECORD, calls))
 
-    def let_go(self, number: int, record: Record, calls: int) -> bool:
-        self._waits_no_more(number)
-        trouble, failure = self._troubles.pop(number)
-        return self._giving_up.let_go(record, failure, calls, trouble)
+    def let_go(self, number: int, record: Record, failure: Failure, calls: int) -> bool:
+        return self._giving_up.let_go(record, failure, calls, self._troubles.pop(number))
 
-    def halt(self, number: int, reason: str) -> None:
+    def halt(self, number: int, record: Record, failing: Failing, reason: str) -> None:  # noqa: ARG002
         self._queue.halt()
-        self._post(self._troubles[number][0].given_up(reason))
+        self._post(self._troubles[number].given_up(reason))
 
     def settled(
         self, position: ExtendedSequenceNumber, rows: Sequence[KeptRow], changes: Sequence[Undoable]

@@ -23,7 +23,7 @@ import msgspec
 
 from kclrun.aws.changes.stream import admin_of, reader_of, signing_service
 from kclrun.aws.fan_out import FanOutReader
-from kclrun.aws.http import CONNECTIONS_MAX
+from kclrun.aws.http.pool import CONNECTIONS_MAX
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.wire import HeldCredentials, WireClient
 from kclrun.calling.delivery import RowScope, host_fault

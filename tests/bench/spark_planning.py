@@ -10,7 +10,7 @@ from bench.spark_rig import Batch, SparkRig
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.wire import WireClient
 from kclrun.spark.offset_planner import OffsetPlanner
-from kclrun.spark.options import Reached, SourceSettings
+from kclrun.spark.options import SourceSettings, StreamAddress
 
 _ROW: Final = "spark-planning"
 # Records a second and shard: 20 x 200 B travel with the plan, 500 x 1 KB are read by the tasks.
@@ -62,7 +62,7 @@ def _triggers(rig: SparkRig, server: CannedServer, stream: str, count: int) -> l
 def _looks(server: CannedServer, stream: str) -> list[Sample]:
     client = WireClient(endpoint_at(server.url), lambda: CREDENTIALS, service="kinesis")
     settings = SourceSettings(
-        reached=Reached(stream=stream, endpoint_url=server.url),
+        address=StreamAddress(stream=stream, endpoint_url=server.url),
         poll_interval_s=_POLL_S,
         reads_per_second_max=5.0,
     )

@@ -9,7 +9,7 @@ from bench.measuring import timed
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.model.time import WallTime
 from kclrun.spark.offset_planner import OffsetPlanner
-from kclrun.spark.options import Reached, SourceSettings
+from kclrun.spark.options import SourceSettings, StreamAddress
 
 _ROW: Final = "spark-reshard"
 _START: Final = WallTime(1_800_000_000.0)
@@ -61,7 +61,7 @@ def _slowest_ms(shards: int) -> float:
     planner = OffsetPlanner(
         stream,
         stream,
-        SourceSettings(reached=Reached(stream="s"), poll_interval_s=_LOOK_EVERY_S / 2),
+        SourceSettings(address=StreamAddress(stream="s"), poll_interval_s=_LOOK_EVERY_S / 2),
         clock=clock.read,
         wall=clock.wall,
         wait=clock.wait,

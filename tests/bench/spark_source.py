@@ -14,7 +14,7 @@ from bench.spark_prebuilt import BATCH_ROWS
 from bench.spark_rig import Batch, SparkRig, memory_mb, sample_of
 from bench.spark_stream import KINDS, Kind, Stream
 from kclrun.codec.kpl import open_aggregates
-from kclrun.spark.positions import Place, parse_position
+from kclrun.spark.positions import PositionKind, parse_position
 
 _ROW: Final = "spark-source"
 _RATE: Final = "k rows/s/core"
@@ -131,7 +131,7 @@ def _records_before(offset: str) -> int:
     return sum(
         Stream.index_of(each.number) + (0 if each.is_before else 1)
         for each in positions
-        if each.place is Place.RECORD
+        if each.kind is PositionKind.RECORD
     )
 
 

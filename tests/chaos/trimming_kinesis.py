@@ -7,7 +7,7 @@ ListShards does not show them, and reading them is NotFound.
 
 import json
 
-from kclrun.local import http_face, kinesis_process
+from kclrun.local import http_server, kinesis_process
 from kclrun.local.operations import Answer
 from kclrun.local.serving import serve_as_child
 from kclrun.model.time import WallTime
@@ -37,5 +37,5 @@ class TrimmingAnswers(WatchedAnswers):
 
 
 if __name__ == "__main__":
-    http_face.answer = TrimmingAnswers(http_face.answer)
+    http_server.answer = TrimmingAnswers(http_server.answer)
     serve_as_child(kinesis_process._application)

@@ -97,13 +97,13 @@ def by_put(target, data, tmp_path):
 def by_spark(target, data, tmp_path):
     pa = pytest.importorskip("pyarrow")
     pytest.importorskip("pyspark")
-    from kclrun.spark.options import Reached, SinkSettings
+    from kclrun.spark.options import SinkSettings, StreamAddress
     from kclrun.spark.sink import writers
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writers, "connected", lambda _: SimpleNamespace(client=target.client))
         batch = pa.RecordBatch.from_pydict({"data": pa.array([data]), "partitionKey": ["k"]})
-        settings = SinkSettings(reached=Reached(stream=target.name))
+        settings = SinkSettings(address=StreamAddress(stream=target.name))
         writers.put_partition(settings, target.admin.list_shards(), iter([batch]))
 
 

@@ -19,7 +19,7 @@ from kclrun.errors import OutcomeUnknown, ServiceError, SettingsError, SinkError
 from kclrun.model.state import StateDestination
 from kclrun.model.wire import WireEndpoint
 from kclrun.outputs.state_files import StateFiles
-from kclrun.spark.options import Reached
+from kclrun.spark.options import StreamAddress
 from kclrun.spark.requests import Connected
 from kclrun.state.versions import version_name
 from tests.contract.output_places import KEYS, FaultyClient
@@ -143,7 +143,9 @@ def test_a_task_of_spark_reaches_the_bucket_beside_its_stream(aws, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS.secret_key)
     bucket = Objects(aws).name
-    connection = Connected(Reached(stream="orders", region="us-east-1", endpoint_url=aws.endpoint))
+    connection = Connected(
+        StreamAddress(stream="orders", region="us-east-1", endpoint_url=aws.endpoint)
+    )
     place = StateDestination(s3=f"s3://{bucket}/state")
     store = connection.versions(place, "spark/app/orders/0123")
     assert connection.versions(place, "spark/app/orders/0123") is store

@@ -10,8 +10,8 @@ from kclrun.cli import exit_codes
 from kclrun.config.load import settings_of
 from kclrun.model.time import WallTime
 from kclrun.observe import events
-from kclrun.spark import options
-from kclrun.spark.options import Use, read_source_options, sink_settings
+from kclrun.spark import other_connectors
+from kclrun.spark.option_reading import Use, read_source_options, sink_settings
 from tests.docs import pages
 from tests.docs.blocks import blocks_of
 from tests.docs.regions import SPECIAL_FORMS
@@ -87,7 +87,7 @@ def test_a_default_that_the_page_of_options_shows_is_the_default():
     stream = {"streamName": "orders"}
 
     text = (REFERENCE / "spark-options.md").read_text()
-    assert [each for each in options.ALIASES if f"`{each}`" not in text] == []
+    assert [each for each in other_connectors.ALIASES if f"`{each}`" not in text] == []
     for name, default in source.items():
         use = Use.BATCH if name == "endingOffsets" else Use.STREAM
         if default is not None:

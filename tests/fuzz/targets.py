@@ -11,7 +11,8 @@ import msgspec
 
 from kclrun.aws.errors import parse_error_reply
 from kclrun.aws.glue.decoder import GlueDecoder
-from kclrun.aws.http import BrokenAnswer, encode_request, exchange, parse_head
+from kclrun.aws.http.exchange import exchange
+from kclrun.aws.http.heads import BrokenAnswer, encode_request, parse_head
 from kclrun.aws.rows import BrokenRow, decode_row, encode_row
 from kclrun.codec.event_stream import MalformedEventStream, MessageDecoder, encode_message
 from kclrun.codec.get_records import decode_get_records, decode_subscription_event

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.aws.http import HEADERS_MAX, Answer, BrokenAnswer, encode_request, exchange, parse_head
+from kclrun.aws.http.exchange import Answer, exchange
+from kclrun.aws.http.heads import HEADERS_MAX, BrokenAnswer, encode_request, parse_head
 
 BODY_MAX = 64
 HEAD = encode_request("/", {}, b"")

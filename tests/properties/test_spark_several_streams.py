@@ -12,7 +12,7 @@ import pytest
 
 from kclrun.errors import OffsetRefused
 from kclrun.model.stream import qualified_shards
-from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
+from kclrun.spark.options import SourceSettings, Start, StartKind, StreamAddress
 from kclrun.spark.stream_set import StreamsAdmin, StreamsReader
 from tests.examples import seeds
 from tests.properties.test_spark_source_storms import EPOCH, Query, World, drain, judge
@@ -94,7 +94,7 @@ class Whole:
 def settings_of(world, **more):
     chance = world.chance
     return SourceSettings(
-        reached=Reached(stream=",".join(world.several)),
+        address=StreamAddress(stream=",".join(world.several)),
         start=Start(StartKind.EARLIEST),
         poll_interval_s=chance.choice([0.2, 1.0]),
         records_per_trigger_max=chance.choice([None, None, 50]),
@@ -141,7 +141,9 @@ def add(query, names):
     if len(world.several) == 1:
         query.batch_of = {f"{only}:{shard}": found for shard, found in query.batch_of.items()}
     world.read(names)
-    query.settings = dataclasses.replace(query.settings, reached=Reached(stream=",".join(names)))
+    query.settings = dataclasses.replace(
+        query.settings, address=StreamAddress(stream=",".join(names))
+    )
     query.open()
     if not query.logged:
         return
@@ -164,7 +166,7 @@ def test_a_stream_that_is_left_out_is_refused_by_name():
     start = query.start_of(query.committed)
     world.read(world.several[1:])
     query.settings = dataclasses.replace(
-        query.settings, reached=Reached(stream=",".join(world.several))
+        query.settings, address=StreamAddress(stream=",".join(world.several))
     )
     query.open()
 

@@ -24,8 +24,8 @@ from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.spark.offset_planner import OffsetPlanner
 from kclrun.spark.offsets import decode_offset, encode_offset, pack, ranges_between
-from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
-from kclrun.spark.positions import SHARD_END, Place
+from kclrun.spark.options import SourceSettings, Start, StartKind, StreamAddress
+from kclrun.spark.positions import SHARD_END, PositionKind
 from kclrun.spark.subscribed import SubscribedReader
 from tests.examples import seeds
 from tests.support.stream_ports import ModelStream, ModelSubscriber
@@ -366,13 +366,13 @@ class Query:
                 for index, number in enumerate(log.numbers)
                 if self.follows(each.begin, log, index) and each.end.covers(number)
             ]
-            if each.begin.place is Place.TIMESTAMP:
+            if each.begin.kind is PositionKind.TIMESTAMP:
                 assert not found, "a range with rows begins at a timestamp"
             rows[each.shard_id] = found
         return rows
 
     def follows(self, begin, log, index):
-        if begin.place is Place.TIMESTAMP:
+        if begin.kind is PositionKind.TIMESTAMP:
             first = log.first_at(begin.timestamp_ms / 1000)
             return first is not None and index >= log.index[first]
         return not begin.covers(log.numbers[index])
@@ -397,7 +397,7 @@ class Query:
     def check_tip(self, shard_id, bound, as_of_ms):
         """By the time that is stored with a bound, nothing had arrived behind the bound. Stamps are
         not arrivals: a bound that is a time is left out."""
-        if bound.place is Place.TIMESTAMP:
+        if bound.kind is PositionKind.TIMESTAMP:
             return
         log = self.world.log.get(shard_id, Log())
         for index, serial in enumerate(log.serials):
@@ -412,7 +412,7 @@ class Query:
             if each.hint.rows is not None:
                 assert [row.sequence_number for row in each.hint.rows] == expected
             if each.hint.iterator is not None and indexes:
-                if each.begin.place is Place.TIMESTAMP:
+                if each.begin.kind is PositionKind.TIMESTAMP:
                     continue
                 page = self.world.model.fetch(each.hint.iterator, 1)
                 assert page.records[0].sequence_number == log.numbers[indexes[0]]
@@ -435,7 +435,7 @@ def storm(seed, kind=World):
     world.wait(chance.choice([0.0, 5.0, ends_at - EPOCH + 1]))
     is_latest = chance.random() < 0.3
     settings = SourceSettings(
-        reached=Reached(stream="s"),
+        address=StreamAddress(stream="s"),
         start=Start(StartKind.LATEST if is_latest else StartKind.EARLIEST),
         poll_interval_s=chance.choice([0.2, 1.0]),
         records_per_trigger_max=chance.choice([None, None, 50]),
@@ -466,7 +466,7 @@ def storm_of_single_answers(seed):
         world.later(chance.uniform(EPOCH + 1, ends_at), world.reshard)
     world.wait(chance.choice([0.0, 60.0, 125.0]))
     settings = SourceSettings(
-        reached=Reached(stream="s"),
+        address=StreamAddress(stream="s"),
         start=Start(StartKind.EARLIEST),
         records_per_trigger_max=chance.choice([None, 5]),
     )

@@ -6,7 +6,7 @@ import uuid
 
 from kclrun.config.schema import FetchSettings, OnErrorSettings, Settings
 from kclrun.config.units import Duration
-from kclrun.spark.options import Use, read_source_options
+from kclrun.spark.option_reading import Use, read_source_options
 from kclrun.spark.processors.source import OBSERVED, processor_stream
 from tests.spark.source_rig import until
 

@@ -12,7 +12,7 @@ import boto3
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from kclrun.spark.positions import Place, parse_position
+from kclrun.spark.positions import PositionKind, parse_position
 from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import Application
 from tests.spark.source_rig import REGION, in_order_of_each_key
@@ -251,7 +251,7 @@ def test_fleet_to_spark_to_fleet_loses_and_doubles_nothing_over_reshards(
     by_spark = [(row.partitionKey, bytes(row.data)) for row in run.rows]
     positions = committed_positions(run)
     print(positions)
-    assert any(each.place is Place.RECORD and each.is_before for each in positions.values())
+    assert any(each.kind is PositionKind.RECORD and each.is_before for each in positions.values())
 
     stream.split(stream.open_shards()[-1])
     stream.put(60)

@@ -14,7 +14,7 @@ from kclrun.config.schema import Settings
 from kclrun.local.filling import Filler, FillOrder, Reshard
 from kclrun.model.wire import WireEndpoint
 from kclrun.samples import flights
-from kclrun.spark.options import Use, read_source_options
+from kclrun.spark.option_reading import Use, read_source_options
 from kclrun.spark.processors.source import processor_stream
 from kclrun.testing import run_processor
 from tests.patience import TEST_S

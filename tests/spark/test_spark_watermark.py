@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from pyspark.sql import functions
 
-from kclrun.local.http_face import HttpFace
+from kclrun.local.http_server import HttpServer
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
 from kclrun.model.time import WallTime
@@ -49,7 +49,7 @@ def served(kinesis):
     """The endpoint's URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(
-            HttpFace(kinesis, None),
+            HttpServer(kinesis, None),
             http="httptools",
             ws="none",
             lifespan="off",

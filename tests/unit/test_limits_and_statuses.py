@@ -31,7 +31,7 @@ from kclrun.errors import (
 from kclrun.model import quotas, statuses
 from kclrun.model.quotas import CONSUMERS_ADVANTAGE, CONSUMERS_CREATING_MAX, CONSUMERS_DEFAULT
 from kclrun.ports import StreamSummary, record_limit
-from kclrun.spark.options import Reached
+from kclrun.spark.options import StreamAddress
 from kclrun.spark.requests import require_stream
 
 SOURCES = Path(kclrun.__file__).parent
@@ -115,12 +115,12 @@ OF_OUR_OWN = {
     ("spark/options.py", "_ATTEMPTS_MAX"): "attempts",
     ("spark/options.py", "_INLINE_MAX"): "bytes in a plan",
     ("spark/planning/batch_bounds.py", "_ROWS_BYTES"): "rows in a plan",
-    ("spark/planning/batch_planner.py", "_AS_OF_STEP_MS"): "ten seconds",
+    ("spark/planning/offers.py", "_AS_OF_STEP_MS"): "ten seconds",
     ("spark/planning/batch_planner.py", "_ROWS_BYTES_MIN"): "rows in a plan",
     ("spark/planning/batch_target.py", "BATCH_INLINE_BYTES_MAX"): "bytes in a plan",
     ("spark/planning/bound_search.py", "_STEP_BYTES_MIN"): "a step of a search",
     ("spark/planning/shard_cursor.py", "_COUNTED_SAMPLE_BYTES"): "a sample",
-    ("spark/planning/shard_search.py", "CALLS_PER_SECOND_MAX"): "calls of one process",
+    ("spark/planning/read_budget.py", "CALLS_PER_SECOND_MAX"): "calls of one process",
     ("spark/processors/hosting.py", "BATCH_ROWS_MAX"): "rows of an Arrow batch",
     ("testing/runs.py", "_BATCH_MAX"): "records of a batch, the setting's default",
     ("codec/record_sizes.py", "REQUEST_BYTES_MAX"): "half of what PutRecords takes, for emulators",
@@ -389,7 +389,7 @@ def of_spark(status: str) -> StreamSummary:
     def wait(seconds: float) -> None:
         now[0] += seconds
 
-    reached = Reached(stream="orders", region="eu-west-1")
+    reached = StreamAddress(stream="orders", region="eu-west-1")
     return require_stream(admin(status=status), reached, clock=lambda: now[0], wait=wait)
 
 

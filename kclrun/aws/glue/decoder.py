@@ -181,8 +181,8 @@ def _protobuf(definition: str) -> Decode:
         found = waiting.pop()
         types.append(found)
         waiting += found.nested_types
-    types.sort(key=lambda each: each.full_name)
-    classes = [message_factory.GetMessageClass(each) for each in types]
+    types.sort(key=lambda message_type: message_type.full_name)
+    classes = [message_factory.GetMessageClass(message_type) for message_type in types]
 
     def read(content: bytes) -> Any:
         index, start = _varint(content)

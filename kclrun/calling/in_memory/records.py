@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from kclrun.calling.batches import Raised
 from kclrun.calling.in_memory.ends import RESTS_MAX, Ends
-from kclrun.calling.records import CallTerms, RecordCalls, RecordHost, Records, Stop
+from kclrun.calling.records import CallTerms, Failing, RecordCalls, RecordHost, Records, Stop
 from kclrun.calling.runners import Call, Ended, InlineRunner, LoopRunner, MakeThread, Runner
-from kclrun.calling.tracebacks import describe
-from kclrun.errors import ProcessorError, RetryLater
+from kclrun.calling.tracebacks import Failure
+from kclrun.errors import ProcessorError
 from kclrun.methods import is_asynchronous
 from kclrun.model.policies import Concurrency
 from kclrun.model.record import Record
@@ -111,7 +112,6 @@ class MemoryRecords(RecordHost):
         self._is_released = is_released
         self._now = Instant(0.0)
         self._rests = 0
-        self._errors: dict[int, BaseException] = {}
         self._halt: BaseException | None = None
         self.calls = RecordCalls(
             terms,
@@ -124,7 +124,6 @@ class MemoryRecords(RecordHost):
 
     def process(self, batch: Records) -> None:
         """Raises: the error for which the lease would halt."""
-        self._errors.clear()
         self.calls.run(batch)
         if self._halt is not None:
             raise self._halt
@@ -163,24 +162,22 @@ class MemoryRecords(RecordHost):
     def stop(self) -> Stop | None:
         return Stop() if self._is_released() else None
 
-    def raised(self, number: int, record: Record, error: BaseException) -> None:
-        if self._ends.are_reached_by(error):
-            raise error
-        self._errors[number] = error
-        self._note_error(describe(error, [record]).error)
+    def ends_run(self, error: BaseException) -> bool:
+        return self._ends.are_reached_by(error)
 
-    def decided(self, number: int, pause_s: float | None) -> None:
-        if pause_s is not None and isinstance(self._errors[number], RetryLater):
+    def raised(self, number: int, record: Record, raised: Raised) -> None:  # noqa: ARG002
+        self._note_error(raised.failure.error)
+        if raised.waits:
             self._rests += 1
             if self._rests > RESTS_MAX:
-                raise self._errors[number]
+                raise raised.error
 
-    def let_go(self, number: int, record: Record, calls: int) -> bool:  # noqa: ARG002
+    def let_go(self, number: int, record: Record, failure: Failure, calls: int) -> bool:  # noqa: ARG002
         self._given_up(record)
         return True
 
-    def halt(self, number: int, reason: str) -> None:
-        error = self._errors[number]
+    def halt(self, number: int, record: Record, failing: Failing, reason: str) -> None:  # noqa: ARG002
+        error = failing.error
         self._halt = error
         if reason and str(error) != reason:
             self._halt = ProcessorError(reason)

@@ -134,7 +134,7 @@ def _require_interface(processor: Any, name: str) -> int:
             " kclrun is named without kclpy:"
         )
     missing = [
-        each for each in _INTERFACES[version] if not callable(getattr(processor, each, None))
+        method for method in _INTERFACES[version] if not callable(getattr(processor, method, None))
     ]
     if missing:
         raise errors.ProcessorLoadError(f"{name} (interface {version}) has no {', '.join(missing)}")

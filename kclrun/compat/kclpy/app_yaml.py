@@ -81,7 +81,7 @@ def app_yaml(properties: Mapping[str, str], script: Script, source: str, now: Wa
     known = {name.lower(): value.strip() for name, value in properties.items() if value.strip()}
     entries = [*_processor(script), *_checkpoint()]
     try:
-        entries += [Entry(*each) for each in convert(known)]
+        entries += [Entry(*fields) for fields in convert(known)]
     except SettingsError as error:
         raise SettingsError(f"{source}: {error}") from None
     lines = [
@@ -147,8 +147,8 @@ def _entry_lines(name: str, entry: Any, indent: str) -> Iterator[str]:
         yield f"{indent}{name}: {_value(entry.value)}"
         return
     yield f"{indent}{name}:"
-    for below, each in entry.items():
-        yield from _entry_lines(below, each, f"{indent}  ")
+    for below, inner in entry.items():
+        yield from _entry_lines(below, inner, f"{indent}  ")
 
 
 def _comment(text: str, indent: str) -> Iterator[str]:
@@ -159,7 +159,7 @@ def _comment(text: str, indent: str) -> Iterator[str]:
 
 def _shown(text: str) -> str:
     """The characters that YAML allows in a comment, on one line."""
-    return "".join(each if each.isprintable() else "?" for each in text)
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _value(value: Any) -> str:
@@ -167,7 +167,7 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, list):
-        return f"[{', '.join(_quoted(each) for each in value)}]"
+        return f"[{', '.join(_quoted(item) for item in value)}]"
     if isinstance(value, str):
         is_plain = _PLAIN.fullmatch(value) and read_yaml(f"x: {value}").value == {"x": value}
         return value if is_plain else _quoted(value)
@@ -301,7 +301,7 @@ def _credentials(provider: str) -> Iterator[Converted]:
     role = next((argument for argument in arguments if _ROLE.fullmatch(argument)), None)
     beside = "; the other providers are left to the usual chain" if others else ""
     if role is not None:
-        external = any(each.startswith("externalId=") for each in arguments)
+        external = any(argument.startswith("externalId=") for argument in arguments)
         comment = "of the credentials provider" + beside
         if external:
             comment += (

@@ -125,9 +125,9 @@ def _linked_home() -> Path | None:
     try:
         home = _private_folder(os.environ) / f"spark-{name}"
         home.mkdir(mode=0o700, exist_ok=True)
-        for each in _LINKED:
+        for entry in _LINKED:
             with contextlib.suppress(FileExistsError):
-                (home / each).symlink_to(package / each)
+                (home / entry).symlink_to(package / entry)
     except OSError:  # a full disk, or a quota
         return None
     return home

@@ -16,7 +16,7 @@ from kclrun.model.reading import RECORDS_A_CALL, Fetch, FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.time import Instant, WallTime
 from kclrun.spark.offsets import ShardRange
-from kclrun.spark.positions import SHARD_END, Place, Position, after
+from kclrun.spark.positions import SHARD_END, Position, PositionKind, after
 
 # Most ranges are one page. A second call may follow at once; that leaves three of the five calls a
 # second that the service allows to other readers.
@@ -84,7 +84,7 @@ class RangeCursor:
     def __init__(
         self, wanted: ShardRange, *, stream: str, tolerates_loss: bool, token_now: WallTime
     ) -> None:
-        if wanted.end.place not in {Place.RECORD, Place.SHARD_END}:
+        if wanted.end.kind not in {PositionKind.RECORD, PositionKind.SHARD_END}:
             raise InvariantViolation(f"{wanted.shard_id}: a range cannot end at {wanted.end}")
         hint = wanted.hint
         is_fresh = hint.iterator is not None and token_now - hint.iterator_at < TOKEN_AGE_MAX_S
@@ -238,14 +238,14 @@ class RangeCursor:
 
     def _doubts_bound(self) -> bool:
         """Whether the bound and the records before it may be trimmed, with no record after them."""
-        is_proven = self._taken > 0 or self._wanted.begin.place is Place.RECORD
+        is_proven = self._taken > 0 or self._wanted.begin.kind is PositionKind.RECORD
         is_awaited = not self._is_done and self._wanted.end != SHARD_END
         return is_awaited and (self._has_lost or not is_proven)
 
     def _within(self, records: Sequence[Record]) -> Sequence[Record]:
         """The records between position and end; done if the end is among the records."""
         first = 0
-        if self._position.place is Place.RECORD:
+        if self._position.kind is PositionKind.RECORD:
             first = _index_of(records, self._position.number)
             if first < len(records) and self._position.covers(records[first].sequence_number):
                 first += 1
@@ -309,15 +309,15 @@ def _first_of(begin: Position) -> str | None:
 
 
 def _start_of(position: Position) -> StartPoint:
-    match position.place:
-        case Place.TRIM_HORIZON:
+    match position.kind:
+        case PositionKind.TRIM_HORIZON:
             return StartPoint(IteratorType.TRIM_HORIZON)
-        case Place.TIMESTAMP:
+        case PositionKind.TIMESTAMP:
             at = WallTime(position.timestamp_ms / 1000)
             return StartPoint(IteratorType.AT_TIMESTAMP, timestamp=at)
-        case Place.RECORD:
+        case PositionKind.RECORD:
             return StartPoint(IteratorType.AT_SEQUENCE_NUMBER, position.number)
-        case Place.SHARD_END:
+        case PositionKind.SHARD_END:
             raise InvariantViolation("nothing can be read after the end of a shard")
 
 
@@ -325,5 +325,5 @@ def _index_of(records: Sequence[Record], number: str) -> int:
     """The index of a sequence number, or of its place: the records of a shard ascend."""
     key = (len(number), number)
     return bisect_left(
-        records, key, key=lambda each: (len(each.sequence_number), each.sequence_number)
+        records, key, key=lambda record: (len(record.sequence_number), record.sequence_number)
     )

@@ -187,7 +187,7 @@ class ShardReading:
         )
         self._clocks = clocks
         self._pause = pause
-        self._stream, self._shard_id = settings.reached.named(wanted.shard_id)
+        self._stream, self._shard_id = settings.address.named(wanted.shard_id)
         self._cursor = RangeCursor(
             wanted,
             stream=self._stream,
@@ -393,19 +393,19 @@ def _batch(
     count = len(records)
     arrived_s = pa.array([record.approximate_arrival_timestamp for record in records], pa.float64())
     arrived_us = pc.round(pc.multiply(arrived_s, _MICROSECONDS)).cast(pa.int64())
-    if True in [each.aggregated for each in records]:
-        hash_keys = pa.array([each.explicit_hash_key for each in records], pa.string())
-        sub_numbers = pa.array([each.sub_sequence_number for each in records], pa.int64())
+    if True in [record.aggregated for record in records]:
+        hash_keys = pa.array([record.explicit_hash_key for record in records], pa.string())
+        sub_numbers = pa.array([record.sub_sequence_number for record in records], pa.int64())
     else:
         hash_keys = pa.nulls(count, pa.string())
         sub_numbers = pa.repeat(pa.scalar(0, pa.int64()), count)
     columns = [
         pa.array(data, pa.binary()),
-        pa.array([each.partition_key for each in records], pa.string()),
+        pa.array([record.partition_key for record in records], pa.string()),
         hash_keys,
         pa.repeat(pa.scalar(stream, pa.string()), count),
         pa.repeat(pa.scalar(shard_id, pa.string()), count),
-        pa.array([each.sequence_number for each in records], pa.string()),
+        pa.array([record.sequence_number for record in records], pa.string()),
         sub_numbers,
         arrived_us.cast(ARROW_SCHEMA.field("approximateArrivalTimestamp").type),
     ]
@@ -460,9 +460,9 @@ def read_ranges(
     InvalidRequest at once, Throttled and Unavailable when the attempts are spent.
     """
     source = ReadingFrom(reader, admin, settings, clocks or Clocks())
-    for generation in sorted({each.generation for each in ranges}):
+    for generation in sorted({shard_range.generation for shard_range in ranges}):
         yield from _read_together(
-            [each for each in ranges if each.generation == generation], source
+            [shard_range for shard_range in ranges if shard_range.generation == generation], source
         )
 
 
@@ -470,7 +470,7 @@ def _read_together(
     ranges: Sequence[ShardRange], source: ReadingFrom
 ) -> Generator[ReadPage, None, None]:
     settings = source.settings
-    unread = deque(each for each in ranges if each.hint.rows is None)
+    unread = deque(shard_range for shard_range in ranges if shard_range.hint.rows is None)
     count = min(SHARDS_AT_ONCE, len(unread))
     ahead: ReadAhead[_Raw] = ReadAhead(count)
     task = _Task(source, ahead, unread)

@@ -16,7 +16,7 @@ import msgspec
 from kclrun.errors import SettingsError
 from kclrun.model.shard import HashRange
 from kclrun.model.state import StateDestination, version_folder
-from kclrun.spark.positions import Place, Position
+from kclrun.spark.positions import Position, PositionKind
 from kclrun.state.chain import Chain
 from kclrun.state.versions import checked, token_of, with_checksum
 
@@ -96,13 +96,13 @@ def claim_name(at: Position, run: int) -> str:
 
 def _text_of(at: Position) -> str:
     """The position without characters that a folder or S3 gives a meaning."""
-    match at.place:
-        case Place.TIMESTAMP:
+    match at.kind:
+        case PositionKind.TIMESTAMP:
             return f"time-{at.timestamp_ms}"
-        case Place.RECORD:
+        case PositionKind.RECORD:
             sub = "" if at.sub_sequence_number is None else f"-{at.sub_sequence_number}"
             return f"{'before' if at.is_before else 'after'}-{at.number}{sub}"
-    return at.place.name.lower()
+    return at.kind.name.lower()
 
 
 def greatest(names: Iterable[str], at: Position, run: int) -> str | None:
@@ -146,7 +146,7 @@ def old_claims(
     """The claims of a shard at positions where no batch begins any more. `kept` are the ends of the
     batches that a query may go back to. A claim younger than `retain_s` may be of a batch under
     way."""
-    texts = {_text_of(each) for each in kept}
+    texts = {_text_of(position) for position in kept}
     return tuple(
         name
         for name, age_s in listed

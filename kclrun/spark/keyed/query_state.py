@@ -213,7 +213,8 @@ class QueryState:
 
     def _collect(self, store: ClaimStore, kept: Mapping[str, set[Position]]) -> None:
         shards = sorted(
-            set(store.shards()) - {RUNS}, key=lambda each: (each <= self._looked_at, each)
+            set(store.shards()) - {RUNS},
+            key=lambda shard_id: (shard_id <= self._looked_at, shard_id),
         )
         for shard_id in shards[:_SHARDS_LOOKED_AT]:
             self._looked_at = shard_id
@@ -269,7 +270,7 @@ class QueryState:
         for run in range(first, first + _CLAIMS_MAX):
             if store.claim(RUNS, run_name(run), ours) == ours:
                 self._runs[lineage] = run
-                if old := [run_name(each) for each in found if each < run - RUNS_KEPT]:
+                if old := [run_name(number) for number in found if number < run - RUNS_KEPT]:
                     store.delete(RUNS, old)
                 return run
         raise SinkError(f"{_CLAIMS_MAX} starts of this query took a number at the same time")

@@ -48,7 +48,7 @@ def chain_at(store: VersionStore, shard_id: str, at: Position, run: int) -> Chai
     name = claim_name(at, run)  # as a rule, the batch before is of the same run
     content = store.read(shard_id, name)
     if content is None:
-        found = greatest((each for each, _ in store.list(shard_id)), at, run)
+        found = greatest((listed_name for listed_name, _ in store.list(shard_id)), at, run)
         if found is None:
             return None
         name, content = found, store.read(shard_id, found)

@@ -15,10 +15,12 @@ from kclrun.spark.lineage import ancestors_of, descendants_of, relatives_of
 from kclrun.spark.offsets import Offset
 from kclrun.spark.options import SourceSettings, Start, StartKind
 from kclrun.spark.planning import shard_cursor
-from kclrun.spark.planning.batch_target import TIP_MARGIN_MS, ServiceTime
+from kclrun.spark.planning.batch_target import TIP_MARGIN_MS
 from kclrun.spark.planning.bound_search import BatchTarget
-from kclrun.spark.planning.shard_search import Moment, ReadBudget, ShardSearch
-from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Place, Position
+from kclrun.spark.planning.read_budget import ReadBudget
+from kclrun.spark.planning.service_time import ServiceTime
+from kclrun.spark.planning.shard_search import AnswerTimes, ShardSearch
+from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Position, PositionKind
 
 _PAGE_BYTES: Final = 512 * 1024
 _ROWS_BYTES: Final = 256 * 1024
@@ -26,7 +28,7 @@ _ROWS_BYTES: Final = 256 * 1024
 _LISTINGS_APART_S: Final = 1.0
 
 
-class Seeker(Protocol):
+class OffsetSearch(Protocol):
     """The interface for the shell: requests to send, answers to take, the time of the next
     request."""
 
@@ -43,7 +45,7 @@ class Seeker(Protocol):
     def next_at(self, now: float) -> float: ...
 
 
-class Bounding:
+class RangeBounds:
     """Raises in the constructor: SettingsError for an end that does not fit the stream."""
 
     def __init__(
@@ -92,10 +94,10 @@ class Bounding:
 
     def asks(self, now: float) -> list[shard_cursor.AskPage | shard_cursor.AskListing]:
         """The requests to send now."""
-        for running in self._searches.values():
-            target = self._target(running, now)
-            if target is not None and not self._is_done(running):
-                running.begin(target)
+        for search in self._searches.values():
+            target = self._target(search, now)
+            if target is not None and not self._is_done(search):
+                search.begin(target)
         asked = (search.ask(now) for search in self._searches.values())
         asks: list[shard_cursor.AskPage | shard_cursor.AskListing] = [
             ask for ask in asked if ask is not None
@@ -118,13 +120,13 @@ class Bounding:
         self._list_at = now + _LISTINGS_APART_S
         if not isinstance(answer, shard_cursor.Listed):
             return
-        for running in self._missing():
-            shard_id = running.cursor.shard_id
-            if not running.is_trimmed(self._graph.get(shard_id), answer.shards, now):
+        for search in self._missing():
+            shard_id = search.cursor.shard_id
+            if not search.is_trimmed(self._graph.get(shard_id), answer.shards, now):
                 continue
             if self._settings.fails_on_data_loss:
                 raise DataLoss(f"{shard_id} expired while the batch was planned: read again")
-            running.cursor.lose()
+            search.cursor.lose()
 
     def take(
         self,
@@ -147,44 +149,45 @@ class Bounding:
             if ask.read.opening is None or ask.read.opening.timestamp is None:
                 raise answer.error
             self._service.was_ahead()
-        running = self._searches[ask.shard_id]
-        running.take(ask.turn, answer, Moment(now, asked_ms, chance), self._settings)
+        search = self._searches[ask.shard_id]
+        search.take(ask.turn, answer, AnswerTimes(now, asked_ms, chance), self._settings)
 
     def next_at(self, now: float) -> float:
         """The time of the next request, if no answer comes until then."""
         waiting = [search for search in self._searches.values() if not self._is_done(search)]
-        searches = [each.wakes_at(now) for each in waiting if each.is_searching]
+        searches = [search.wakes_at(now) for search in waiting if search.is_searching]
         if self._missing() and not self._is_listing:
             searches.append(max(now, self._list_at))
-        is_early = any(not each.is_searching for each in waiting)
+        is_early = any(not search.is_searching for search in waiting)
         return min([*searches, now + 0.05]) if is_early else min(searches, default=now)
 
     def offsets(self) -> tuple[Offset, Offset]:
         """Start and end; the end contains the beginning of every shard."""
-        cursors = {each: running.cursor for each, running in self._searches.items()}
-        ends = {**self._ends, **{each: cursor.bound for each, cursor in cursors.items()}}
+        cursors = {shard_id: search.cursor for shard_id, search in self._searches.items()}
+        ends = {**self._ends, **{shard_id: cursor.bound for shard_id, cursor in cursors.items()}}
         began = {
-            each: cursors[each].began() if each in cursors else self._begins[each] for each in ends
+            shard_id: cursors[shard_id].began() if shard_id in cursors else self._begins[shard_id]
+            for shard_id in ends
         }
         start = self._start
         end = Offset(streams=start.streams, shards=ends, began=began)
         return start, end
 
-    def _target(self, running: ShardSearch, now: float) -> BatchTarget | None:
+    def _target(self, search: ShardSearch, now: float) -> BatchTarget | None:
         """The tip first; at a shard too busy to show it, the first record after the planning."""
-        until_ms = self._until[running.cursor.shard_id]
+        until_ms = self._until[search.cursor.shard_id]
         past_ms = self._service.surely_past_ms(now) - TIP_MARGIN_MS
         if until_ms is not None and until_ms <= past_ms:
             return BatchTarget(until_ms, _PAGE_BYTES)
-        if running.target is None:
+        if search.target is None:
             return BatchTarget(past_ms, _PAGE_BYTES, is_tip=True)
         return BatchTarget(self._ahead_ms, _PAGE_BYTES) if self._ahead_ms <= past_ms else None
 
-    def _is_done(self, running: ShardSearch) -> bool:
-        cursor = running.cursor
-        if running.is_searching or running.target is None:
+    def _is_done(self, search: ShardSearch) -> bool:
+        cursor = search.cursor
+        if search.is_searching or search.target is None:
             return cursor.is_lost
-        is_exact = not running.target.is_tip
+        is_exact = not search.target.is_tip
         return is_exact or cursor.bound == SHARD_END or cursor.tip_at_bound_ms is not None
 
 
@@ -217,13 +220,13 @@ def _named_end(
 ) -> Position | int | None:
     position = positions.get(shard_id)
     if position is None:
-        if any(shard_id in ancestors_of(graph, each) for each in positions):
+        if any(shard_id in ancestors_of(graph, named) for named in positions):
             return SHARD_END
-        if shard_id in relatives_of(graph, [each for each in positions if each in graph]):
+        if shard_id in relatives_of(graph, [named for named in positions if named in graph]):
             return begins[shard_id]
         position = rest
     if position is None:
         raise SettingsError(
             f'endingOffsets: where does {shard_id} end? Name it, or all others as "*"'
         )
-    return position.timestamp_ms if position.place is Place.TIMESTAMP else position
+    return position.timestamp_ms if position.kind is PositionKind.TIMESTAMP else position

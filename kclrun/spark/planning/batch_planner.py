@@ -5,188 +5,99 @@
 `now` is local seconds, `chance` in [0, 1).
 """
 
+# The planner
+# -----------
+#
+# Spark asks where the batch that begins at `start` ends, and stores the answer in its own log
+# before a task reads a record. After a crash it reads (start, end] again. So the planner decides an
+# end that means the same records whenever they are read: for each shard, the position of a record
+# that the service returned, or the end of the shard. No other state is stored.
+#
+# What it decides:
+#
+# - Which shards a batch has: those of `start` that are not at their end, and the children that may
+#   enter (`shard_listing.py`, `lineage.py`).
+# - What all of them look for next, the target (`batch_target.py`): once, while nothing is known,
+#   the first record after each position; a time, while the query is behind; otherwise the tip.
+# - Which page of a shard is read next, and which bound it shows (`bound_search.py`).
+# - When to ask. A tick looks at all shards once. Each shard has a budget of calls, and the tick is
+#   longer with many shards and after throttles (`read_budget.py`).
+# - When the end is offered (`may_offer`), and what it says besides the bounds (`offers.py`).
+#
+# The states of a shard (`shard_search.py`):
+#
+#     at rest     no search is under way; its bound is the best that was found, or its position
+#     searching   it wants a page, and waits for its budget
+#     in flight   it wants a page, and a request is under way
+#     not found   the service does not know the shard: a listing is judged before it is asked again
+#     lost        it is proven that the shard was trimmed (`protocol/trimming.py`), and
+#                 failOnDataLoss is off: its range is empty, and ends at the end of the shard
+#
+# A tick begins a search for each shard that is at rest, but for three kinds: its position is a time
+# in the future; AvailableNow is done with it; or it has its bound for the target, and waits for the
+# other shards. An answer moves the search on. An answer to an older request is ignored.
+#
+# The end is offered once no shard is searched. A shard whose search goes on takes part with its
+# best bound so far, and the offer waits for it only so long:
+#
+# - While the query is behind, or has just come to the tip, the shards end at one time together
+#   (alignShards): the rows of a shard that is ahead would advance the watermark past the rows of
+#   the others. They wait for each other for `targetBatchDuration`, and so they do for the first
+#   record of each.
+# - Otherwise until all searches wait for their budget, or for a quarter of a second after the tick.
+# - A batch that takes all records (`everything`) waits for every search.
+#
+# What holds always:
+#
+# - A bound that was found is at a record that the service returned, or at the end of a closed
+#   shard. A time only finds records.
+# - A bound does not lie before the position at which its range begins.
+# - Where `start` does not name the beginning of a range exactly (a time, TRIM_HORIZON, a child),
+#   and in the first batch of a query, the end names it (`Offset.began`). So the rows of a batch are
+#   a function of (start, end).
+# - Without news the answer is `start` itself, and Spark makes no batch, except the first one of a
+#   query. Once an hour an end with the same bounds notes that the shards at their tip held nothing
+#   more.
+# - A child enters when each of its parents that is listed or in `start` is at its end in `start`,
+#   and when no other shard of `start` shares keys with it, except its own ended ancestors. So the
+#   rows of a parent are in an earlier batch. Where Spark asks only once for everything, they are in
+#   the same batch, and the end says which shard is read first (`Offset.parents`).
+# - An ended shard leaves the offset only when other shards in it have all its keys.
+# - The time up to which all shards were read together (`aligned_ms`) never falls.
+# - A shard has at most one request whose answer counts.
+# - A hint to the executors changes no row.
+#
+# What may be lost: all that is known here, because it is only in memory. A driver that starts again
+# plans from Spark's offset alone, and reads pages again. An end that is not in Spark's log is
+# decided anew, maybe elsewhere; no task has read it.
+#
+# What may be repeated: the reading of a batch. It has the same rows as long as the stream retains
+# them.
+#
+# Records that expire before they are read: if a shard was trimmed before it was read to its end, or
+# all shards over some keys, the planner raises DataLoss. With failOnDataLoss=false it goes on with
+# the shards that are listed, and its report names each shard that was trimmed. A loss inside a
+# range is reported by the task that reads it; `RangeCursor` names the one kind that is not seen.
+
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
-
 from kclrun.errors import DataLoss
-from kclrun.model.shard import Shard, ShardGraph
-from kclrun.spark.lineage import superseded
+from kclrun.model.shard import Shard
 from kclrun.spark.offsets import Hint, Offset
 from kclrun.spark.options import SourceSettings
 from kclrun.spark.planning import shard_cursor
-from kclrun.spark.planning.batch_target import BATCH_INLINE_BYTES_MAX, ServiceTime, TargetSearch
+from kclrun.spark.planning.batch_target import TargetSearch
 from kclrun.spark.planning.bound_search import BatchTarget
+from kclrun.spark.planning.offers import hints_for, offer
+from kclrun.spark.planning.read_budget import CALLS_PER_SECOND_MAX, ReadBudget, Tick
+from kclrun.spark.planning.service_time import ServiceTime
 from kclrun.spark.planning.shard_listing import ShardListing
-from kclrun.spark.planning.shard_search import (
-    CALLS_PER_SECOND_MAX,
-    Moment,
-    ReadBudget,
-    ShardSearch,
-    Tick,
-)
-from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Place, Position
+from kclrun.spark.planning.shard_search import AnswerTimes, ShardSearch
+from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Position, PositionKind
 from kclrun.spark.stream_set import parted
-
-
-# The part of the driver's own reading that travels with a batch to the executors [A4]. Pure.
-#
-# A hint saves calls and never changes a row: a replay reads the same records by sequence number.
-def hints_for(
-    cursors: Iterable[shard_cursor.ShardCursor],
-    end: Offset,
-    shard_bytes_max: int,
-    now: float,
-    wall_ahead_s: float,
-) -> Mapping[str, Hint]:
-    """Hints for the ranges that end at `end`; rows of as many shards as fit, smallest first.
-
-    `shard_bytes_max` 0 gives no rows at all.
-    """
-    hints = {
-        cursor.shard_id: cursor.hint(now, wall_ahead_s)
-        for cursor in cursors
-        if cursor.bound != cursor.position and end.shards.get(cursor.shard_id) == cursor.bound
-    }
-    left = BATCH_INLINE_BYTES_MAX
-    for size, shard_id in sorted(
-        (shard_cursor.size_of(hint.rows or ()), each) for each, hint in hints.items()
-    ):
-        if size > min(left, shard_bytes_max) or not shard_bytes_max:
-            hints[shard_id] = msgspec.structs.replace(hints[shard_id], rows=None)
-        else:
-            left -= size
-    return hints
-
-
-def lost_shard(shard_id: str, position: Position) -> str:
-    """The text about a shard that was trimmed and was read up to `position`. Whether the shard had
-    records after that position is not known."""
-    return (
-        f"{shard_id} is gone: its retention ended before it was read to its end. It was read up to"
-        f" {position}; records after that, if it had any, were not read and are lost"
-    )
-
-
-# Retention is at least a day: an idle stream's offset records once an hour that nothing was missed.
-AS_OF_AGE_MAX_MS: Final = 3_600_000
-# Shards are looked at one after the other; rounded to steps, thousands of them share one time.
-_AS_OF_STEP_MS: Final = 10_000
-
-
-def offer(
-    start: Offset,
-    cursors: Mapping[str, shard_cursor.ShardCursor],
-    graph: ShardGraph,
-    gone: Collection[str],
-    *,
-    aligned_ms: int,
-    is_first: bool,
-) -> Offset:
-    """`start` itself if no shard has new records, else the end of a batch from there.
-
-    `cursors` are those of the shards of `start` and of the children that enter; `is_first` means
-    that the batch is the query's first, whose start is not stored.
-    """
-    shards = {**start.shards, **{shard_id: cursor.bound for shard_id, cursor in cursors.items()}}
-    seen = _seen(start, cursors)
-    if shards == dict(start.shards) and not _is_stale(start, seen):
-        return start
-    for shard_id in superseded(shards, graph, gone):
-        del shards[shard_id]
-    began = {
-        shard_id: cursors[shard_id].began() if shard_id in cursors else start.shards[shard_id]
-        for shard_id in shards
-        if _needs_beginning(start, cursors.get(shard_id), shard_id, is_first=is_first)
-    }
-    return Offset(
-        streams=start.streams,
-        shards=shards,
-        began=began,
-        aligned_ms=max(start.aligned_ms, aligned_ms),
-        as_of_ms={shard_id: at for shard_id, at in seen.items() if shard_id in shards},
-    )
-
-
-def joined(start: Offset, end: Offset, later: Offset, graph: ShardGraph) -> Offset:
-    """Two batches that follow each other, (start, end] and (end, later], as one.
-
-    A shard that was read to its end within it stays, and is named as the parent of the children
-    that entered after it.
-    """
-    kept = {
-        shard_id: bound
-        for shard_id, bound in end.shards.items()
-        if shard_id in later.shards or start.shards.get(shard_id) != SHARD_END
-    }
-    shards = {**kept, **later.shards}
-    began = {each: where for each, where in end.began.items() if each in shards}
-    for shard_id, where in later.began.items():
-        # Where the first batch read no record, the later one has the exact beginning of the rows.
-        so_far = began.get(shard_id, start.shards.get(shard_id))
-        if so_far is None or so_far == end.shards.get(shard_id):
-            began[shard_id] = where
-    read = {shard for shard in shards if start.shards.get(shard) != SHARD_END}
-    entered = [each for each in later.shards if each not in end.shards and each in graph]
-    above = {each: tuple(sorted(read.intersection(graph[each].parents))) for each in entered}
-    parents = {**end.parents, **{each: found for each, found in above.items() if found}}
-    return Offset(
-        streams=later.streams,
-        shards=shards,
-        began=began,
-        aligned_ms=later.aligned_ms,
-        as_of_ms=later.as_of_ms,
-        parents=parents,
-    )
-
-
-def _needs_beginning(
-    start: Offset, cursor: shard_cursor.ShardCursor | None, shard_id: str, *, is_first: bool
-) -> bool:
-    """Whether the start does not name the beginning exactly, or may differ in a replay."""
-    position = start.shards.get(shard_id)
-    is_lost = cursor is not None and cursor.is_lost
-    return is_first or is_lost or position is None or not position.is_exact
-
-
-def _seen(start: Offset, cursors: Mapping[str, shard_cursor.ShardCursor]) -> dict[str, int]:
-    """The time at which each shard was last seen to hold nothing after its bound.
-
-    It is rewritten together with the bound. For unchanged bounds it is rewritten only once one of
-    their times is an hour old, and then for all: so an idle stream makes one batch an hour of it.
-    """
-    is_refreshed = any(
-        _is_old(start.as_of_ms[shard_id], cursor.tip_at_bound_ms)
-        for shard_id, cursor in cursors.items()
-        if shard_id in start.as_of_ms and cursor.bound == start.shards.get(shard_id)
-    )
-    seen = {}
-    for shard_id, cursor in cursors.items():
-        before_ms, now_ms = start.as_of_ms.get(shard_id), cursor.tip_at_bound_ms
-        if cursor.bound == SHARD_END:
-            continue
-        stays = cursor.bound == start.shards.get(shard_id) and before_ms is not None
-        if stays and before_ms is not None and not (is_refreshed and now_ms is not None):
-            seen[shard_id] = before_ms
-        elif now_ms is not None:
-            seen[shard_id] = now_ms - now_ms % _AS_OF_STEP_MS
-    return seen
-
-
-def _is_old(before_ms: int, now_ms: int | None) -> bool:
-    return now_ms is not None and now_ms - before_ms >= AS_OF_AGE_MAX_MS
-
-
-def _is_stale(start: Offset, seen: Mapping[str, int]) -> bool:
-    return any(
-        _is_old(start.as_of_ms[shard_id], at)
-        for shard_id, at in seen.items()
-        if shard_id in start.as_of_ms
-    )
-
 
 # Twenty shards of 130 bytes: a progress event of a thousand shards stays below 20 kB with them.
 REPORTED_MAX: Final = 20
@@ -219,7 +130,7 @@ class BatchPlanner:
         self.service = ServiceTime(wall_ahead_s)
         self.listing = ShardListing(settings.shard_list_interval_s)
         self.losses: list[str] = []
-        self.running: dict[str, ShardSearch] = {}
+        self.searches: dict[str, ShardSearch] = {}
         self.tick_s = settings.poll_interval_s
         self._settings = settings
         self.wall_ahead_s = wall_ahead_s
@@ -251,8 +162,8 @@ class BatchPlanner:
         """AvailableNow: read the records that exist now, and no more [A9]."""
         ahead_ms = self.service.surely_ahead_ms(now)
         self._until = (ahead_ms, self.service.surely_past_ms(now), now)
-        for running in self.running.values():
-            running.stop()
+        for search in self.searches.values():
+            search.stop()
         self.listing.list_now()
         self._next_tick_at = now
 
@@ -275,7 +186,7 @@ class BatchPlanner:
         if takes_all:
             self._next_tick_at = now
         if self._start is None and not is_first:
-            self.running.clear()
+            self.searches.clear()
         self._start, self._is_first, self._takes_all = start, is_first, takes_all
         self._aiming.reach(start.aligned_ms)
         self.listing.watch(start.shards)
@@ -291,7 +202,9 @@ class BatchPlanner:
             self._begin_tick(now)
         elif self._news:
             self._look_at_news(now)
-        asked.extend(ask for each in self.running.values() if (ask := each.ask(now)) is not None)
+        asked.extend(
+            ask for search in self.searches.values() if (ask := search.ask(now)) is not None
+        )
         return asked
 
     def came(self, shard_ids: Collection[str]) -> None:
@@ -322,24 +235,24 @@ class BatchPlanner:
             if ask.read.opening is None or ask.read.opening.timestamp is None:
                 raise answer.error
             self.service.was_ahead()
-        running = self.running.get(ask.shard_id)
-        if running is not None:
-            running.take(ask.turn, answer, Moment(now, asked_ms, chance), self._settings)
-            if running.gone is not None:
+        search = self.searches.get(ask.shard_id)
+        if search is not None:
+            search.take(ask.turn, answer, AnswerTimes(now, asked_ms, chance), self._settings)
+            if search.gone is not None:
                 self.listing.list_soon()
 
     def may_offer(self, now: float) -> bool:
         """Whether the batch need not wait for further answers of this tick."""
         if self._target is None:
             return self._until is not None and self.is_exhausted()
-        searching = [each for each in self.running.values() if each.is_searching]
+        searching = [search for search in self.searches.values() if search.is_searching]
         if not searching:
             return True
         if self._takes_all:
             return False
         if self._is_together(self._target):
             return not self._is_awaited(now)
-        return all(each.is_held(now) for each in searching) or now >= self._tick_at + _GRACE_S
+        return all(search.is_held(now) for search in searching) or now >= self._tick_at + _GRACE_S
 
     def offer(self, now: float) -> Offset:
         """The end of the batch; `start` itself if no shard has new records."""
@@ -349,7 +262,7 @@ class BatchPlanner:
             self._aiming.reach(target.until_ms)
         end = offer(
             self._start,
-            {each.cursor.shard_id: each.cursor for each in self.running.values()},
+            {search.cursor.shard_id: search.cursor for search in self.searches.values()},
             self.listing.graph,
             self.listing.gone(),
             aligned_ms=self._aiming.aligned_ms,
@@ -359,20 +272,20 @@ class BatchPlanner:
             self._offered = (end, now, target is not None and not target.is_tip)
             self._hand_over(end, now)
         if target is not None and (not target.is_tip or self._is_stepping(target)):
-            pause_s = len(self.running) / CALLS_PER_SECOND_MAX
+            pause_s = len(self.searches) / CALLS_PER_SECOND_MAX
             self._next_tick_at = min(self._next_tick_at, max(now, self._tick_at + pause_s))
         return end
 
     def _is_stepping(self, target: BatchTarget) -> bool:
         """Whether a shard at the tip is read page by page, and has more pages."""
-        cursors = (each.cursor for each in self.running.values())
+        cursors = (search.cursor for search in self.searches.values())
         return any(
             cursor.is_misled(target.until_ms) and cursor.is_short_of_tip for cursor in cursors
         )
 
     def next_at(self, now: float) -> float:
         """The time of the next request or offer, if no answer comes until then."""
-        times = [each.wakes_at(now) for each in self.running.values() if each.is_searching]
+        times = [search.wakes_at(now) for search in self.searches.values() if search.is_searching]
         if not self._is_listing:
             times.append(self.listing.next_listing_at())
         if self._tick_at + _GRACE_S > now:
@@ -394,15 +307,15 @@ class BatchPlanner:
     def is_exhausted(self) -> bool:
         """Whether an answer without new records is final: `start` covers all existing records."""
         if self._until is None:
-            is_searching = any(each.is_searching for each in self.running.values())
+            is_searching = any(search.is_searching for search in self.searches.values())
             return self._takes_all and not is_searching and self._target is not None
         is_listed = (
             self.listing.listed_since(self._until[2]) and not self.listing.waits_for_children()
         )
-        return is_listed and all(self._is_done(each.cursor) for each in self.running.values())
+        return is_listed and all(self._is_done(search.cursor) for search in self.searches.values())
 
     def _begin_tick(self, now: float) -> None:
-        self.tick_s = self._tick.next_s(len(self.running))
+        self.tick_s = self._tick.next_s(len(self.searches))
         self._tick_at, self._next_tick_at = now, now + self.tick_s
         self._has_looked = True
         target = (
@@ -415,13 +328,13 @@ class BatchPlanner:
         past_ms = self.service.surely_past_ms(now)
         is_together = self._is_together(target)
         self._news.difference_update(self._shards_with_news())
-        for each in self.running.values():
-            position = each.cursor.position
-            is_early = position.place is Place.TIMESTAMP and position.timestamp_ms > past_ms
+        for search in self.searches.values():
+            position = search.cursor.position
+            is_early = position.kind is PositionKind.TIMESTAMP and position.timestamp_ms > past_ms
             # All shards together need a bound for one time: a shard that has its bound waits.
-            is_answered = is_together and each.target == target
-            if not (is_early or is_answered or self._is_done(each.cursor)):
-                each.begin(target)
+            is_answered = is_together and search.target == target
+            if not (is_early or is_answered or self._is_done(search.cursor)):
+                search.begin(target)
 
     def _look_at_news(self, now: float) -> None:
         """Look at shards whose records were pushed, between two ticks. Behind the tip, or where
@@ -436,15 +349,15 @@ class BatchPlanner:
         self._target, self._target_at, self._tick_at = target, now, now
         for shard_id in shards:
             self._news.discard(shard_id)
-            self.running[shard_id].begin(target)
+            self.searches[shard_id].begin(target)
 
     def _shards_with_news(self) -> list[str]:
         """The shards with pushed records, without those that are searched now: the records of these
         stay news, because a search under way may have missed the last of them."""
         if not self._has_looked or not self._news:
             return []
-        self._news.intersection_update(self.running)
-        return sorted(new for new in self._news if not self.running[new].is_searching)
+        self._news.intersection_update(self.searches)
+        return sorted(new for new in self._news if not self.searches[new].is_searching)
 
     def _asked_ms(self, answer: shard_cursor.Paged) -> int:
         """A time that the service's clock had reached when it made the page."""
@@ -457,7 +370,7 @@ class BatchPlanner:
         return self.service.surely_past_ms(answer.sent_at)
 
     def _next_target(self, now: float) -> BatchTarget:
-        cursors = [each.cursor for each in self.running.values()]
+        cursors = [search.cursor for search in self.searches.values()]
         if self._takes_all:
             return self._aiming.tip(cursors, self.service, now, takes_all=True)
         waits = self.listing.waits_for_children()
@@ -475,33 +388,37 @@ class BatchPlanner:
         """Whether some shards are still searched while the others wait for them, and have time."""
         if self._target is None or not self._is_together(self._target):
             return False
-        is_searching = any(each.is_searching for each in self.running.values())
+        is_searching = any(search.is_searching for search in self.searches.values())
         return is_searching and now < self._target_at + self._settings.target_batch_s
 
     def _roll(self, start: Offset, now: float) -> None:
         """Have a search for exactly the shards of `start` and those that enter."""
-        wanted = {each: where for each, where in start.shards.items() if where != SHARD_END}
+        wanted = {shard_id: where for shard_id, where in start.shards.items() if where != SHARD_END}
         fails = self._settings.fails_on_data_loss
         for shard_id in self.listing.entering(fails_on_data_loss=fails):
             wanted[shard_id] = self._entrance(start, shard_id)
-        for shard_id in [each for each in self.running if each not in wanted]:
-            self.running.pop(shard_id).stop()
+        for shard_id in [shard_id for shard_id in self.searches if shard_id not in wanted]:
+            self.searches.pop(shard_id).stop()
             self._budgets.pop(shard_id, None)
         self._share_rows(len(wanted))
         for shard_id, position in wanted.items():
-            running = self.running.get(shard_id)
-            if running is None:
+            search = self.searches.get(shard_id)
+            if search is None:
                 self._add(shard_id, position, now)
-            elif running.cursor.position != position:
-                running.stop()
-                running.cursor.move(position)
+            elif search.cursor.position != position:
+                search.stop()
+                search.cursor.move(position)
 
     def _entrance(self, start: Offset, shard_id: str) -> Position:
         """The beginning of a child: its first record. If the query began at a time and the parents
         had no records after it, the child begins at the same time."""
         shard = self.listing.graph[shard_id]
         began = [start.began.get(parent) for parent in shard.parents if parent in start.shards]
-        times = [each for each in began if each is not None and each.place is Place.TIMESTAMP]
+        times = [
+            position
+            for position in began
+            if position is not None and position.kind is PositionKind.TIMESTAMP
+        ]
         return max(times) if times and len(times) == len(began) else TRIM_HORIZON
 
     def _add(self, shard_id: str, position: Position, now: float) -> ShardSearch:
@@ -511,9 +428,9 @@ class BatchPlanner:
         cursor = shard_cursor.ShardCursor(
             shard_id, position, self._rows_bytes_max, is_counted=is_counted
         )
-        running = ShardSearch(cursor, budget)
-        self.running[shard_id] = running
-        return running
+        search = ShardSearch(cursor, budget)
+        self.searches[shard_id] = search
+        return search
 
     def _share_rows(self, shards: int) -> None:
         """Limit the rows kept of each shard, so that all of them stay within their budget."""
@@ -521,8 +438,8 @@ class BatchPlanner:
             max(_ROWS_BYTES_MIN, self._settings.inline_bytes_max),
             ROWS_BYTES_TOTAL // (2 * max(1, shards)),
         )
-        for running in self.running.values():
-            running.cursor.rows_bytes_max = self._rows_bytes_max
+        for search in self.searches.values():
+            search.cursor.rows_bytes_max = self._rows_bytes_max
 
     def _take_listing(self, answer: shard_cursor.Answer, now: float) -> None:
         self._is_listing = False
@@ -533,25 +450,25 @@ class BatchPlanner:
         else:
             self.listing.not_listed(now)
         if isinstance(answer, shard_cursor.Listed):
-            for running in list(self.running.values()):
-                self._judge_gone(running, answer.shards, now)
+            for search in list(self.searches.values()):
+                self._judge_gone(search, answer.shards, now)
 
-    def _judge_gone(self, running: ShardSearch, listed: Collection[Shard], now: float) -> None:
+    def _judge_gone(self, search: ShardSearch, listed: Collection[Shard], now: float) -> None:
         """Note the loss of a shard that is proven to be trimmed. Raises: DataLoss, unless that is
         allowed."""
-        shard_id, gone = running.cursor.shard_id, running.gone
-        if gone is None or running.cursor.is_lost or not self.listing.listed_since(gone.sent_at):
+        shard_id, gone = search.cursor.shard_id, search.gone
+        if gone is None or search.cursor.is_lost or not self.listing.listed_since(gone.sent_at):
             return
-        if not running.is_trimmed(self.listing.graph.get(shard_id), listed, now):
+        if not search.is_trimmed(self.listing.graph.get(shard_id), listed, now):
             return
-        text = lost_shard(shard_id, running.cursor.position)
+        text = lost_shard(shard_id, search.cursor.position)
         if self._settings.fails_on_data_loss:
             raise DataLoss(
                 f"{text}\nTo go on without them: failOnDataLoss=false, or a new checkpoint"
             )
         if text not in self.losses:
             self.losses.append(text)
-        running.cursor.lose()
+        search.cursor.lose()
 
     def _is_done(self, cursor: shard_cursor.ShardCursor) -> bool:
         """AvailableNow: the shard has ended, begins later than the target, or its tip was seen."""
@@ -568,27 +485,31 @@ class BatchPlanner:
         return is_at_tip and not self.listing.is_closed(cursor.shard_id)
 
     def _hand_over(self, end: Offset, now: float) -> None:
-        cursors = [each.cursor for each in self.running.values()]
+        cursors = [search.cursor for search in self.searches.values()]
         allowed = self._settings.inline_bytes_max
         self._hints = hints_for(cursors, end, allowed, now, self.wall_ahead_s)
-        for running in self.running.values():
-            hint = self._hints.get(running.cursor.shard_id)
+        for search in self.searches.values():
+            hint = self._hints.get(search.cursor.shard_id)
             if hint is not None and hint.rows is None:
-                running.budget.spend(now)
-                running.budget.waste(running.cursor.wasted_bytes, now)
+                search.budget.spend(now)
+                search.budget.waste(search.cursor.wasted_bytes, now)
 
     def report(self) -> dict[str, Any]:
         """Totals over all shards, and the worst of them, as plain JSON values: Spark keeps the last
         hundred reports, and its event log all of them."""
-        running = sorted(self.running.values(), key=_severity)
+        searches = sorted(self.searches.values(), key=_severity)
         by_stream = {
-            stream: _totals([each for each in running if parted(each.cursor.shard_id)[0] == stream])
-            for stream in self._settings.reached.several
+            stream: _totals(
+                [search for search in searches if parted(search.cursor.shard_id)[0] == stream]
+            )
+            for stream in self._settings.address.several
         }
         return {
-            "stream": self._settings.reached.name,
-            "shards": {each.cursor.shard_id: each.report() for each in running[:REPORTED_MAX]},
-            **_totals(running),
+            "stream": self._settings.address.name,
+            "shards": {
+                search.cursor.shard_id: search.report() for search in searches[:REPORTED_MAX]
+            },
+            **_totals(searches),
             **({"streams": by_stream} if by_stream else {}),
             "tickMs": round(self.tick_s * 1000),
             "losses": self.losses[-_LOSSES_REPORTED_MAX:],
@@ -596,20 +517,29 @@ class BatchPlanner:
         }
 
 
-def _totals(running: Sequence[ShardSearch]) -> dict[str, Any]:
-    cursors = [each.cursor for each in running]
+def _totals(searches: Sequence[ShardSearch]) -> dict[str, Any]:
+    cursors = [search.cursor for search in searches]
     lags = [cursor.lag_ms for cursor in cursors if cursor.lag_ms is not None]
-    densities = [each.density for each in cursors if each.density is not None]
+    densities = [cursor.density for cursor in cursors if cursor.density is not None]
     return {
         "shardsTotal": len(cursors),
-        "shardsAtTip": sum(each.tip_at_bound_ms is not None for each in cursors),
+        "shardsAtTip": sum(cursor.tip_at_bound_ms is not None for cursor in cursors),
         "recordsPerSecond": round(sum(density.records_per_second for density in densities), 3),
-        "bytesPerSecond": round(sum(each.bytes_per_second for each in densities), 1),
-        "throttles": sum(each.throttles for each in running),
+        "bytesPerSecond": round(sum(density.bytes_per_second for density in densities), 1),
+        "throttles": sum(search.throttles for search in searches),
         "lagMsMax": max(lags, default=None),
     }
 
 
-def _severity(running: ShardSearch) -> tuple[int, int, str]:
+def _severity(search: ShardSearch) -> tuple[int, int, str]:
     """The order of the report: furthest behind first, then most throttled."""
-    return (-(running.cursor.lag_ms or 0), -running.throttles, running.cursor.shard_id)
+    return (-(search.cursor.lag_ms or 0), -search.throttles, search.cursor.shard_id)
+
+
+def lost_shard(shard_id: str, position: Position) -> str:
+    """The text about a shard that was trimmed and was read up to `position`. Whether the shard had
+    records after that position is not known."""
+    return (
+        f"{shard_id} is gone: its retention ended before it was read to its end. It was read up to"
+        f" {position}; records after that, if it had any, were not read and are lost"
+    )

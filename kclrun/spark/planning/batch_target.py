@@ -7,72 +7,14 @@ offset.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection
 from typing import Final
 
 from kclrun.spark.options import SourceSettings
 from kclrun.spark.planning.bound_search import BatchTarget
+from kclrun.spark.planning.service_time import ServiceTime
 from kclrun.spark.planning.shard_cursor import Density, ShardCursor
 
-# The service's clock, estimated from its answers: from below and from above [A3]. Pure.
-#
-# An answer's `served_at` has whole seconds, so the true time of serving lies in
-# [served_at, served_at + 1 s), between sending and receiving. Each sample bounds the difference to
-# the local clock on both sides. The best bounds of the last minutes count, because clocks drift.
-# Cheap quartz drifts 100 ppm: 60 ms in ten minutes, well inside the margin below a target.
-_REMEMBERED_S: Final = 600.0
-_BUCKET_S: Final = 5.0
-# Without any answer the host's clock is used; NTP keeps hosts within this error.
-_HOST_ERROR_S: Final = 1.0
-
-
-class ServiceTime:
-    """`wall_ahead_s`: the host's wall clock minus the local clock, until the first answer."""
-
-    def __init__(self, wall_ahead_s: float) -> None:
-        self._wall_ahead_s = wall_ahead_s
-        self._buckets: deque[tuple[float, float, float]] = deque()
-        self._margin_s = 0.0
-
-    @property
-    def is_known(self) -> bool:
-        """Whether an answer has contained the time."""
-        return bool(self._buckets)
-
-    def add_sample(self, served_at: float | None, sent_at: float, received_at: float) -> None:
-        """Take in one answer's time."""
-        if served_at is None:
-            return
-        low, high = served_at - received_at, served_at + 1.0 - sent_at
-        began = received_at
-        if self._buckets and received_at - self._buckets[-1][0] < _BUCKET_S:
-            began, low_before, high_before = self._buckets.pop()
-            low, high = max(low, low_before), min(high, high_before)
-        self._buckets.append((began, low, high))
-        while self._buckets[0][0] < received_at - _REMEMBERED_S:
-            self._buckets.popleft()
-
-    def was_ahead(self) -> None:
-        """The service called a time of ours a future one: trust the estimate less from now on."""
-        self._margin_s = min(60.0, self._margin_s * 2 + 1.0)
-
-    def surely_past_ms(self, now: float) -> int:
-        """A time that the service's clock has reached."""
-        ahead_s = max((low for _, low, _ in self._buckets), default=self._host_s(-_HOST_ERROR_S))
-        return int((now + ahead_s - self._margin_s) * 1000)
-
-    def surely_ahead_ms(self, now: float) -> int:
-        """A time that the service's clock has not passed."""
-        ahead_s = min((high for _, _, high in self._buckets), default=self._host_s(_HOST_ERROR_S))
-        return int((now + ahead_s) * 1000) + 1
-
-    def _host_s(self, error_s: float) -> float:
-        return self._wall_ahead_s + error_s
-
-
-# The time up to which the next batch reads, for all shards together [A8]. Pure.
-#
 # While reading is behind, the time advances by a window. The window is doubled while batches take
 # less than half of the target duration, and halved where they take more. It is shorter where the
 # density of the records would exceed a limit of the trigger. The time never falls.
@@ -89,7 +31,7 @@ def admitted_s(
     """The time span of those densities that is within a trigger's limits, in Kinesis records and
     bytes; None means unlimited."""
     by_records = _quotient(records_max, sum(density.records_per_second for density in densities))
-    by_bytes = _quotient(bytes_max, sum(each.bytes_per_second for each in densities))
+    by_bytes = _quotient(bytes_max, sum(density.bytes_per_second for density in densities))
     return max(_SHORTEST_S, min(by_records, by_bytes))
 
 
@@ -188,7 +130,7 @@ class TargetSearch:
         """The start of the window: the time that all were read to, or later if no records lie
         between."""
         found = [cursor.head_ms for cursor in cursors if cursor.head_ms is not None]
-        is_certain = all(each.head_ms is not None or each.kept.at_tip for each in cursors)
+        is_certain = all(cursor.head_ms is not None or cursor.kept.at_tip for cursor in cursors)
         if is_certain or not self.aligned_ms:
             return max(self.aligned_ms, min(tip_ms, *found) if found else tip_ms)
         return self.aligned_ms

@@ -27,7 +27,14 @@ from kclrun.spark.lineage import (
     tiles,
 )
 from kclrun.spark.options import Start, StartKind
-from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Place, Position, after, at_timestamp
+from kclrun.spark.positions import (
+    SHARD_END,
+    TRIM_HORIZON,
+    Position,
+    PositionKind,
+    after,
+    at_timestamp,
+)
 
 _ANY = "*"
 
@@ -37,7 +44,11 @@ def time_of(start: Start) -> int | None:
     if start.kind is StartKind.TIMESTAMP:
         return start.timestamp_ms
     other = start.positions.get(_ANY)
-    if start.kind is StartKind.POSITIONS and other is not None and other.place is Place.TIMESTAMP:
+    if (
+        start.kind is StartKind.POSITIONS
+        and other is not None
+        and other.kind is PositionKind.TIMESTAMP
+    ):
         return other.timestamp_ms
     return None
 
@@ -70,22 +81,24 @@ def _all_at(shard_ids: Collection[str] | None, position: Position) -> Mapping[st
 def _open_at(graph: ShardGraph, open_then: Collection[str]) -> tuple[str, ...] | None:
     """The shards of `open_then`. Of a shard that ended at exactly that time the service names the
     children, too: they are left out."""
-    known = [each for each in sorted(open_then) if each in graph]
-    chosen = tuple(each for each in known if not ancestors_of(graph, each).intersection(known))
-    covers = [graph[each].hash_range for each in chosen]
+    known = [shard_id for shard_id in sorted(open_then) if shard_id in graph]
+    chosen = tuple(
+        shard_id for shard_id in known if not ancestors_of(graph, shard_id).intersection(known)
+    )
+    covers = [graph[shard_id].hash_range for shard_id in chosen]
     return chosen if tiles(covers, key_space(graph)) else None
 
 
 def _named(
     positions: Mapping[str, Position], graph: ShardGraph, open_then: Collection[str]
 ) -> Mapping[str, Position] | None:
-    named = {each: position for each, position in positions.items() if each != _ANY}
-    if unlisted := sorted(each for each in named if each not in graph):
+    named = {shard_id: position for shard_id, position in positions.items() if shard_id != _ANY}
+    if unlisted := sorted(shard_id for shard_id in named if shard_id not in graph):
         raise SettingsError(f"startingOffsets: the stream has no shard {', '.join(unlisted)}")
-    for each in sorted(named):
-        if above := sorted(ancestors_of(graph, each).intersection(named)):
+    for named_id in sorted(named):
+        if above := sorted(ancestors_of(graph, named_id).intersection(named)):
             raise SettingsError(
-                f"startingOffsets: {each} is a descendant of {above[0]}, and is read after it:"
+                f"startingOffsets: {named_id} is a descendant of {above[0]}, and is read after it:"
                 " name one of the two"
             )
     related = relatives_of(graph, named)
@@ -98,7 +111,7 @@ def _named(
             ' descendants of a shard with a position: name them, or all others as "*"'
         )
     rest = positions[_ANY]
-    if rest.place is Place.TIMESTAMP:
+    if rest.kind is PositionKind.TIMESTAMP:
         among: Collection[str] | None = [other for other in others if other in open_then]
     else:
         among = roots(graph, others)
@@ -108,16 +121,18 @@ def _named(
 def _gone_on(positions: Mapping[str, Position], graph: ShardGraph) -> Mapping[str, Position] | None:
     """The positions of a query's own offset. A shard that it had read to the end may have expired
     since; shards of which the offset does not know begin at their oldest record."""
-    begun = {each: position for each, position in positions.items() if position != SHARD_END}
-    if gone := sorted(each for each in begun if each not in graph):
+    begun = {
+        shard_id: position for shard_id, position in positions.items() if position != SHARD_END
+    }
+    if gone := sorted(shard_id for shard_id in begun if shard_id not in graph):
         raise SettingsError(
             f"startingOffsets: the stream has no shard {', '.join(gone)} any more: its records"
             " expired before they were read\nTo go on without them: give positions of the shards"
             " that there are, or startingOffsets=earliest"
         )
-    ended = [each for each in positions if each not in begun and each in graph]
+    ended = [shard_id for shard_id in positions if shard_id not in begun and shard_id in graph]
     found = dict(begun)
-    for shard_id in sorted(ended, key=lambda each: _youngest_first(each, graph)):
+    for shard_id in sorted(ended, key=lambda shard_id: _youngest_first(shard_id, graph)):
         if holes(_ranges(found, graph), graph[shard_id].hash_range):
             found[shard_id] = SHARD_END
     related = relatives_of(graph, found)
@@ -179,7 +194,7 @@ def lease_beginnings(
         return None
     found |= dict.fromkeys(unleased, TRIM_HORIZON)
     below = descendants_of(lineage, found)
-    covers = (lineage[each].hash_range for each in {*found, *below} if each in lineage)
+    covers = (lineage[shard_id].hash_range for shard_id in {*found, *below} if shard_id in lineage)
     if holes(covers, key_space(graph)):
         return None
     return LeasedBeginnings(found, unleased)
@@ -216,8 +231,8 @@ def _with_ended(
 ) -> dict[str, Position]:
     """Adds the ended shards with keys that no shard in `begun` has: their children will enter."""
     found = dict(begun)
-    ended = [each for each, row in rows.items() if row.is_ended and each in lineage]
-    for shard_id in sorted(ended, key=lambda each: _youngest_first(each, lineage)):
+    ended = [shard_id for shard_id, row in rows.items() if row.is_ended and shard_id in lineage]
+    for shard_id in sorted(ended, key=lambda shard_id: _youngest_first(shard_id, lineage)):
         if holes(_ranges(found, lineage), lineage[shard_id].hash_range):
             found[shard_id] = SHARD_END
     return found

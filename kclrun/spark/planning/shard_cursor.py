@@ -17,7 +17,7 @@ from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import Shard
 from kclrun.model.time import WallTime
 from kclrun.spark.offsets import Hint
-from kclrun.spark.positions import SHARD_END, Place, Position, after, before
+from kclrun.spark.positions import SHARD_END, Position, PositionKind, after, before
 
 
 class Read(msgspec.Struct, frozen=True):
@@ -190,7 +190,7 @@ class PageRun:
         # An iterator made by number is trusted once the record with that number came first.
         # A given iterator may be behind records that a time would find.
         self.is_given = token is not None
-        self._awaited = base.number if token is None and base.place is Place.RECORD else None
+        self._awaited = base.number if token is None and base.kind is PositionKind.RECORD else None
 
     @property
     def at_tip(self) -> bool:
@@ -274,7 +274,9 @@ class PageRun:
 
     def rows_to(self, bound: Position) -> tuple[Record, ...] | None:
         """All records up to a bound, None if some of them are not kept."""
-        is_reached = self.is_ended if bound.place is Place.SHARD_END else bound <= self.reached
+        is_reached = (
+            self.is_ended if bound.kind is PositionKind.SHARD_END else bound <= self.reached
+        )
         if self.rows is None or not self.is_whole or not is_reached:
             return None
         if self.reached <= bound:
@@ -285,10 +287,10 @@ class PageRun:
         if self.last is not None:
             number = self.last.sequence_number
             return StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, number)
-        match self.base.place:
-            case Place.TRIM_HORIZON:
+        match self.base.kind:
+            case PositionKind.TRIM_HORIZON:
                 return StartPoint(IteratorType.TRIM_HORIZON)
-            case Place.TIMESTAMP:
+            case PositionKind.TIMESTAMP:
                 timestamp = WallTime(self.base.timestamp_ms / 1000)
                 return StartPoint(IteratorType.AT_TIMESTAMP, timestamp=timestamp)
             case _:

@@ -67,7 +67,7 @@ class ShardListing:
         if start == self._watched:
             return
         self._watched = start
-        self._misses = {each: self._misses.get(each, 0) for each in start}
+        self._misses = {shard_id: self._misses.get(shard_id, 0) for shard_id in start}
         self._judge_again()
 
     def listed(self, shards: Iterable[Shard], sent_at: float) -> None:
@@ -123,7 +123,7 @@ class ShardListing:
 
     def gone(self) -> tuple[str, ...]:
         """Shards of the query that left the listing for good."""
-        return tuple(each for each, n in self._misses.items() if n >= LISTINGS_TO_BELIEVE)
+        return tuple(shard_id for shard_id, n in self._misses.items() if n >= LISTINGS_TO_BELIEVE)
 
     def entering(self, *, fails_on_data_loss: bool) -> tuple[str, ...]:
         """Shards that the next batch takes in: children, or, where all generations over some keys
@@ -131,7 +131,7 @@ class ShardListing:
         allowed."""
         start, gone = self._watched, self.gone()
         ready = self._children_ready()
-        if ready or not gone or any(start[each] != SHARD_END for each in gone):
+        if ready or not gone or any(start[shard_id] != SHARD_END for shard_id in gone):
             return ready
         lost = uncovered(start, self.graph)
         if not lost:
@@ -158,7 +158,9 @@ class ShardListing:
     def _lacks_children(self) -> bool:
         """Whether a shard has ended and no known child has some of its keys."""
         if self._lacks is None:
-            ended = [each for each, position in self._watched.items() if position == SHARD_END]
+            ended = [
+                shard_id for shard_id, position in self._watched.items() if position == SHARD_END
+            ]
             self._lacks = bool(unfollowed(ended, self.graph, self.gone()))
         return self._lacks
 
@@ -166,11 +168,11 @@ class ShardListing:
         """Drop shards that several listings in a row left out, unless the query has not passed them
         yet: a stream that is resharded every day lists thousands of shards within a month."""
         self._unlisted = {
-            each: self._unlisted.get(each, 0) + 1
-            for each in self._known
-            if each not in self._latest
+            shard_id: self._unlisted.get(shard_id, 0) + 1
+            for shard_id in self._known
+            if shard_id not in self._latest
         }
-        expired = {each for each, n in self._unlisted.items() if n >= LISTINGS_TO_BELIEVE}
+        expired = {shard_id for shard_id, n in self._unlisted.items() if n >= LISTINGS_TO_BELIEVE}
         if not expired.difference(self._watched):
             return
         needed = descendants_of(self.graph, self._watched).union(self._watched)
@@ -190,6 +192,6 @@ class ShardListing:
         """Whether a listing is due soon: shards of the query, or children, are not known."""
         if self._is_wanted is None:
             self._is_wanted = self._lacks_children() or any(
-                each not in self._known for each in self._watched
+                shard_id not in self._known for shard_id in self._watched
             )
         return self._is_wanted

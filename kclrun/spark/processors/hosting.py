@@ -214,7 +214,7 @@ def _batch(
     """`alike`: kind, stream and shard of all rows."""
     rows = pa.array(lines, pa.binary()).cast(pa.string())
     columns = [
-        *(pa.repeat(each, len(lines)) for each in alike),
+        *(pa.repeat(value, len(lines)) for value in alike),
         pa.array(numbers, pa.string()),
         pa.array(subs, pa.int64()),
         rows,

@@ -12,7 +12,7 @@ import msgspec
 from kclrun.lease.checkpoints import CheckpointLedger
 from kclrun.model.record import Record
 from kclrun.model.sequence import AT_TIMESTAMP, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.spark.positions import Place, Position
+from kclrun.spark.positions import Position, PositionKind
 
 # Processor instances that stay in a Python worker between two micro-batches, fenced by position.
 #
@@ -227,12 +227,12 @@ def begins_at(position: Position) -> ExtendedSequenceNumber:
 
     Just before record n means at or below n - 1, whether or not a record has that number.
     """
-    match position.place:
-        case Place.TRIM_HORIZON:
+    match position.kind:
+        case PositionKind.TRIM_HORIZON:
             return TRIM_HORIZON
-        case Place.TIMESTAMP:
+        case PositionKind.TIMESTAMP:
             return AT_TIMESTAMP
-        case Place.SHARD_END:
+        case PositionKind.SHARD_END:
             return SHARD_END
     if position.is_before:
         number = int(position.number)

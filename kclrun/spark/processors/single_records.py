@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from kclrun.calling.batches import Raised
 from kclrun.calling.delivery import error_words
-from kclrun.calling.records import CallTerms, RecordCalls, RecordHost, Stop
-from kclrun.calling.retry_later import RetryLaters
-from kclrun.calling.tracebacks import Failure, describe
-from kclrun.errors import RetryLater
+from kclrun.calling.records import CallTerms, Failing, RecordCalls, RecordHost, Stop
+from kclrun.calling.retry_later import Waited
+from kclrun.calling.tracebacks import Failure
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
@@ -53,16 +53,12 @@ class SingleRecords(RecordHost):
     ) -> None:
         self._let_go = let_go
         self._place = place
-        self._errors: dict[int, tuple[Record, BaseException, int]] = {}
-        self._retry_laters = RetryLaters()
         self._failed: Failed | None = None
         self.calls = RecordCalls(terms, host=self, make_thread=_daemon)
 
     def process(self, records: Sequence[Record], last: ExtendedSequenceNumber) -> Failed | None:
         """Process these records, up to `last`. Returns: the failure of the task, if it fails. Then,
         and if this raises, the instance is unusable. Raises: the errors of `let_go` and `place`."""
-        self._errors.clear()
-        self._retry_laters.forget()
         try:
             self.calls.run(_Given(records, last))
         except BaseException:
@@ -80,44 +76,30 @@ class SingleRecords(RecordHost):
     def stop(self) -> Stop | None:
         return None
 
-    def raised(self, number: int, record: Record, error: BaseException) -> None:
-        _, _, calls = self._errors.get(number, (record, error, 0))
-        self._errors[number] = (record, error, calls + 1)
-
-    def decided(self, number: int, pause_s: float | None) -> None:
-        record, error, _ = self._errors[number]
-        if isinstance(error, RetryLater) and pause_s is not None:
-            if self._retry_laters.asked(number, self.now()) == 1:
-                _log.warning("process_record asks to wait: %s", error_words(error))
-            return
-        self._waits_no_more(number)
-        if pause_s is not None:
+    def raised(self, number: int, record: Record, raised: Raised) -> None:  # noqa: ARG002
+        if raised.waits == 1:
+            _log.warning("process_record asks to wait: %s", error_words(raised.error))
+        elif raised.pause_s is not None and not raised.waits:
             _log.warning(
                 "process_record raised %s at %s; again in %g s",
-                error_words(error),
+                error_words(raised.error),
                 record.position,
-                pause_s,
+                raised.pause_s,
             )
 
-    def recovered(self, number: int, calls: int) -> None:  # noqa: ARG002
-        self._waits_no_more(number)
+    def waited(self, waited: Waited) -> None:
+        _log.warning(
+            "process_record waits no more, after %d times in %g s",
+            waited.tries,
+            round(waited.waited_s, 3),
+        )
 
-    def _waits_no_more(self, number: int) -> None:
-        waited = self._retry_laters.over(number, self.now)
-        if waited is not None:
-            _log.warning(
-                "process_record waits no more, after %d times in %g s",
-                waited.tries,
-                round(waited.waited_s, 3),
-            )
-
-    def let_go(self, number: int, record: Record, calls: int) -> bool:
-        self._let_go(record, describe(self._errors[number][1], [record]), calls)
+    def let_go(self, number: int, record: Record, failure: Failure, calls: int) -> bool:  # noqa: ARG002
+        self._let_go(record, failure, calls)
         return True
 
-    def halt(self, number: int, reason: str) -> None:
-        record, error, calls = self._errors[number]
-        self._failed = Failed(calls, error, (record,), reason)
+    def halt(self, number: int, record: Record, failing: Failing, reason: str) -> None:  # noqa: ARG002
+        self._failed = Failed(failing.calls, failing.error, (record,), reason)
 
     def settled(
         self,

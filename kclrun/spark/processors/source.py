@@ -36,7 +36,8 @@ from kclrun.spark.executor.reading import ReadPage, read_ranges
 from kclrun.spark.keyed.names import BEGINS, BatchState, QueryPlace, lineage_of, marked, unmarked
 from kclrun.spark.keyed.query_state import FleetState, QueryState
 from kclrun.spark.offsets import ShardRange, decode_offset
-from kclrun.spark.options import SourceSettings, Use, read_source_options, source_texts
+from kclrun.spark.option_reading import Use, read_source_options, source_texts
+from kclrun.spark.options import SourceSettings
 from kclrun.spark.processors.arguments import processor_settings
 from kclrun.spark.processors.hosting import ACK, ROW, SCHEMA, ProcessorJob
 from kclrun.spark.processors.range_progress import fencing_token
@@ -90,7 +91,7 @@ def processor_stream(
     job = _job(
         settings,
         application=settings.application,
-        stream=source.reached.name,
+        stream=source.address.name,
         paths=paths,
         state=query_place(settings, source),
     )
@@ -135,7 +136,7 @@ def query_place(settings: Settings, source: SourceSettings) -> QueryPlace | None
         raise SettingsError("state: needs PySpark 4.2 or newer with engine: spark")
     if place.path is not None:  # executors may have another working folder
         place = msgspec.structs.replace(place, path=str(Path(place.path).absolute()))
-    return QueryPlace(place, settings.application, stream_name(source.reached.name))
+    return QueryPlace(place, settings.application, stream_name(source.address.name))
 
 
 def process(
@@ -184,7 +185,7 @@ def process(
     unread.
     Raises: ProcessorLoadError, SettingsError, and the errors of the source's `load()`.
     """
-    stream = read_source_options(source, Use.STREAM).reached.name
+    stream = read_source_options(source, Use.STREAM).address.name
     settings = processor_settings(
         processor,
         stream.split(","),
@@ -305,7 +306,9 @@ class ProcessorReader(StreamReader):
             state.begin(lineage, decode_offset(start), decode_offset(end))
         return [
             ProcessorPartition(
-                ranges, self._began_s, state.batch(lineage, [each.shard_id for each in ranges])
+                ranges,
+                self._began_s,
+                state.batch(lineage, [shard_range.shard_id for shard_range in ranges]),
             )
             for ranges in found
         ]
@@ -330,7 +333,7 @@ class ProcessorReader(StreamReader):
 
     def _kept_state(self, place: QueryPlace, began_s: int) -> QueryState:
         if self._state is None:
-            connection, leases = connected(self._settings.reached), self._settings.start.leases
+            connection, leases = connected(self._settings.address), self._settings.start.leases
 
             def fleet() -> FleetState:
                 from kclrun.spark.offset_planner import leases_of  # which executors do not need
@@ -358,7 +361,7 @@ class ProcessorReader(StreamReader):
             self._job,
             _token(partition.began_s),
             letters=self._letters,
-            registry=lambda: connected(self._settings.reached).registry(self._job.glue_url),
+            registry=lambda: connected(self._settings.address).registry(self._job.glue_url),
             keyed=self._keyed(partition.state),
         )
         return task.run(_pages(partition.ranges, self._settings))
@@ -371,11 +374,11 @@ class ProcessorReader(StreamReader):
         return Keyed(
             batch,
             place.place.max_bytes,
-            lambda: connected(self._settings.reached).versions(place.place, folder),
+            lambda: connected(self._settings.address).versions(place.place, folder),
         )
 
     def _letters(self) -> LetterStore:
-        return connected(self._settings.reached).letters(self._job.letters)
+        return connected(self._settings.address).letters(self._job.letters)
 
 
 class ProcessorSource(KclrunDataSource):
@@ -437,5 +440,5 @@ def _token(began_s: int) -> int:
 def _pages(
     ranges: tuple[ShardRange, ...], settings: SourceSettings
 ) -> Generator[ReadPage, None, None]:
-    connection = connected(settings.reached)
+    connection = connected(settings.address)
     yield from read_ranges(connection.reader, ranges, settings, admin=connection.admin)

@@ -18,7 +18,7 @@ from kclrun.spark.executor.reading import ReadPage
 from kclrun.spark.keyed.names import BatchState
 from kclrun.spark.keyed.shard_state import ShardState
 from kclrun.spark.offsets import ShardRange
-from kclrun.spark.positions import Place
+from kclrun.spark.positions import PositionKind
 from kclrun.spark.processors.hosting import ProcessorHost, ProcessorJob, report_batch
 from kclrun.spark.processors.range_progress import (
     Absent,
@@ -120,7 +120,7 @@ class ProcessorTask:
         yield from self._settle(shard_range, host)
 
     def _finish(self, shard_range: ShardRange) -> Iterator[pa.RecordBatch]:
-        ends_shard = shard_range.end.place is Place.SHARD_END
+        ends_shard = shard_range.end.kind is PositionKind.SHARD_END
         if shard_range.shard_id in self._released and not ends_shard:
             self._claim(shard_range, *self._released[shard_range.shard_id])
             return

@@ -304,8 +304,8 @@ def _by_shard(observed: Mapping[str, Any]) -> Mapping[str, ShardCount] | None:
     if not isinstance(counted, list):
         return None
     counts: dict[str, ShardCount] = {}
-    for each in counted:
-        counts[each["item"]] = counts.get(each["item"], ShardCount(0)).plus(
-            ShardCount(each["count"], each.get("bytes"), each.get("processingS") or 0.0)
+    for entry in counted:
+        counts[entry["item"]] = counts.get(entry["item"], ShardCount(0)).plus(
+            ShardCount(entry["count"], entry.get("bytes"), entry.get("processingS") or 0.0)
         )
     return counts

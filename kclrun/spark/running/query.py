@@ -20,15 +20,9 @@ from kclrun.loading import load_pipeline
 from kclrun.model.sequence import LATEST, TRIM_HORIZON
 from kclrun.model.time import WallTime
 from kclrun.spark.engine.versions import Capabilities
+from kclrun.spark.option_reading import Use, read_source_options, source_texts
 from kclrun.spark.option_table import text_of
-from kclrun.spark.options import (
-    SourceSettings,
-    Start,
-    StartKind,
-    Use,
-    read_source_options,
-    source_texts,
-)
+from kclrun.spark.options import SourceSettings, Start, StartKind
 from kclrun.spark.running.failures import failure_of, own_failure_in
 from kclrun.spark.running.progress import OBSERVED
 

@@ -171,7 +171,9 @@ def _progress_since(query: StreamingQuery, seen: int) -> list[dict[str, Any]]:
         return []
     if newest["batchId"] == seen + 1:
         return [newest]
-    return [each for each in map(_decoded, query.recentProgress) if each["batchId"] > seen]
+    return [
+        progress for progress in map(_decoded, query.recentProgress) if progress["batchId"] > seen
+    ]
 
 
 def _decoded(progress: Any) -> dict[str, Any]:

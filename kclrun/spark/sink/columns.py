@@ -67,7 +67,7 @@ def _remedy(name: str) -> str:
 
 def _near(name: str, names: Sequence[str]) -> str:
     # The column itself may appear under a name that differs only in its capitals.
-    by_folded = {each.casefold(): each for each in names}
+    by_folded = {name.casefold(): name for name in names}
     close = difflib.get_close_matches(name.casefold(), by_folded)
     return f" (is it {by_folded[close[0]]!r}?)" if close else ""
 

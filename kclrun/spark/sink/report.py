@@ -84,18 +84,18 @@ def task_report(rows: int, metrics: ProducerMetrics) -> TaskReport:
 def batch_report(tasks: Iterable[TaskReport]) -> BatchReport:
     """The report of a batch from the reports of its tasks."""
     done = tuple(tasks)
-    slowed = [(shard_id, *flow) for each in done for shard_id, flow in each.slowed.items()]
+    slowed = [(shard_id, *flow) for task in done for shard_id, flow in task.slowed.items()]
     return BatchReport(
         tasks=len(done),
-        rows=sum(each.rows for each in done),
-        records=sum(each.records for each in done),
-        bytes=sum(each.bytes for each in done),
-        requests=sum(each.requests for each in done),
-        full_requests=sum(each.full_requests for each in done),
-        refused_records=sum(each.refused_records for each in done),
-        failed_requests=sum(each.failed_requests for each in done),
-        pause_max_s=max((each.pause_max_s for each in done), default=0.0),
-        recovery_max_s=max((each.recovery_max_s for each in done), default=0.0),
+        rows=sum(task.rows for task in done),
+        records=sum(task.records for task in done),
+        bytes=sum(task.bytes for task in done),
+        requests=sum(task.requests for task in done),
+        full_requests=sum(task.full_requests for task in done),
+        refused_records=sum(task.refused_records for task in done),
+        failed_requests=sum(task.failed_requests for task in done),
+        pause_max_s=max((task.pause_max_s for task in done), default=0.0),
+        recovery_max_s=max((task.recovery_max_s for task in done), default=0.0),
         batch_records=min((records for _, records, _ in slowed), default=PUT_RECORDS_MAX),
         pause_s=max((pause_s for _, _, pause_s in slowed), default=0.0),
         slowed_shards=len({shard_id for shard_id, _, _ in slowed}),

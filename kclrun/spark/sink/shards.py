@@ -21,7 +21,7 @@ from kclrun.errors import AccessDenied, NotFound, ServiceError, Throttled, Unava
 from kclrun.model.retries import PASSING, Retries, repeated
 from kclrun.model.shard import Shard
 from kclrun.ports import ShardFilter
-from kclrun.spark.options import Reached
+from kclrun.spark.options import StreamAddress
 from kclrun.spark.requests import connected
 
 # A record that was sent by an old map still arrives, because the service routes it. Only flow
@@ -43,7 +43,7 @@ class OpenShards:
 
     def __init__(
         self,
-        listed: Callable[[Reached], tuple[Shard, ...]],
+        listed: Callable[[StreamAddress], tuple[Shard, ...]],
         *,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] = time.sleep,
@@ -55,37 +55,37 @@ class OpenShards:
         self._chance = chance
         self._forget()
 
-    def of(self, reached: Reached) -> tuple[Shard, ...]:
+    def of(self, address: StreamAddress) -> tuple[Shard, ...]:
         """The open shards of a stream as of at most 30 s ago.
 
         Raises: NotFound where the stream does not exist, or has no open shards; AccessDenied,
         InvalidRequest; Throttled or Unavailable after six attempts, if there was never an answer.
         """
         with self._lock:
-            at, shards = self._read.get(reached, (-math.inf, ()))
+            at, shards = self._read.get(address, (-math.inf, ()))
             if self._clock() - at < _KEPT_S:
                 return shards
             try:
                 shards = repeated(
-                    partial(self._listed, reached), _RETRIES, wait=self._wait, chance=self._chance
+                    partial(self._listed, address), _RETRIES, wait=self._wait, chance=self._chance
                 )
             except PASSING as error:
                 if not shards:
-                    raise _not_writable(error, reached) from None
+                    raise _not_writable(error, address) from None
             except (NotFound, AccessDenied) as error:
-                raise _not_writable(error, reached) from None
-            self._keep(reached, shards)
+                raise _not_writable(error, address) from None
+            self._keep(address, shards)
             return shards
 
-    def _keep(self, reached: Reached, shards: tuple[Shard, ...]) -> None:
-        self._read[reached] = (self._clock(), shards)
-        self._read.move_to_end(reached)
+    def _keep(self, address: StreamAddress, shards: tuple[Shard, ...]) -> None:
+        self._read[address] = (self._clock(), shards)
+        self._read.move_to_end(address)
         if len(self._read) > _STREAMS_MAX:
             self._read.popitem(last=False)
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
-        self._read: OrderedDict[Reached, tuple[float, tuple[Shard, ...]]] = OrderedDict()
+        self._read: OrderedDict[StreamAddress, tuple[float, tuple[Shard, ...]]] = OrderedDict()
 
     def forget_in_children(self) -> OpenShards:
         """This object; in a forked child it starts empty, with a lock of its own."""
@@ -93,19 +93,19 @@ class OpenShards:
         return self
 
 
-def list_open_shards(reached: Reached) -> tuple[Shard, ...]:
+def list_open_shards(address: StreamAddress) -> tuple[Shard, ...]:
     """The open shards now, from one request. Raises: a ServiceError leaf; NotFound for none."""
-    listed = connected(reached).admin.list_shards(ShardFilter("AT_LATEST"))
-    shards = tuple(each for each in listed if each.is_open)
+    listed = connected(address).admin.list_shards(ShardFilter("AT_LATEST"))
+    shards = tuple(shard for shard in listed if shard.is_open)
     if not shards:
         raise NotFound("no shard of it is open: it is being created or deleted")
     return shards
 
 
-def _not_writable(error: ServiceError, reached: Reached) -> ServiceError:
+def _not_writable(error: ServiceError, address: StreamAddress) -> ServiceError:
     """The same error, with the stream, its place and advice for the user."""
-    where = reached.endpoint_url or reached.region or "the region of this environment"
-    message = f"the stream {reached.name} at {where} cannot be written to: {error}"
+    where = address.endpoint_url or address.region or "the region of this environment"
+    message = f"the stream {address.name} at {where} cannot be written to: {error}"
     advice = _WHAT_TO_DO[type(error)]
     return error.reworded(f"{message}\n{advice}")
 
@@ -121,6 +121,6 @@ _WHAT_TO_DO: Final = {
 _OPEN: Final = OpenShards(list_open_shards).forget_in_children()
 
 
-def open_shards(reached: Reached) -> tuple[Shard, ...]:
+def open_shards(address: StreamAddress) -> tuple[Shard, ...]:
     """As `OpenShards.of`, from this process's cache."""
-    return _OPEN.of(reached)
+    return _OPEN.of(address)

@@ -24,7 +24,8 @@ from kclrun.model.shard import Shard
 from kclrun.ports import record_limit
 from kclrun.producing.flow_control import Flow, ProducerSettings
 from kclrun.producing.kinesis_producer import KinesisProducer
-from kclrun.spark.options import Reached, SinkSettings, sink_settings
+from kclrun.spark.option_reading import sink_settings
+from kclrun.spark.options import SinkSettings, StreamAddress
 from kclrun.spark.requests import connected
 from kclrun.spark.sink.columns import check_columns
 from kclrun.spark.sink.report import (
@@ -53,11 +54,11 @@ def put_partition(
     Raises: SinkError for a row that cannot be a record; Throttled or Unavailable once no record was
     accepted for `giveUpAfter`; AccessDenied, NotFound, InvalidRequest at once.
     """
-    reached = settings.reached
-    client = connected(reached).client
-    limit = settings.record_bytes_max or record_limit(WireStreamAdmin(client, reached.stream))
+    address = settings.address
+    client = connected(address).client
+    limit = settings.record_bytes_max or record_limit(WireStreamAdmin(client, address.stream))
     producer = KinesisProducer(
-        WirePutter(client, reached.stream),
+        WirePutter(client, address.stream),
         shards,
         ProducerSettings(
             keeps_order=settings.keeps_order,
@@ -66,8 +67,8 @@ def put_partition(
             # `put_entries` has refused what is above the stream's own limit.
             record_bytes_max=settings.record_bytes_max or RECORD_BYTES_LARGEST,
         ),
-        flow=_flow(reached),
-        relist=lambda: list_open_shards(reached),
+        flow=_flow(address),
+        relist=lambda: list_open_shards(address),
     )
     rows = 0
     try:
@@ -82,12 +83,12 @@ def put_partition(
 
 
 # A Python worker runs one task at a time, so this is not locked.
-_FLOWS: Final[OrderedDict[Reached, Flow]] = OrderedDict()
+_FLOWS: Final[OrderedDict[StreamAddress, Flow]] = OrderedDict()
 
 
-def _flow(reached: Reached) -> Flow:
-    flow = _FLOWS.setdefault(reached, Flow())
-    _FLOWS.move_to_end(reached)
+def _flow(address: StreamAddress) -> Flow:
+    flow = _FLOWS.setdefault(address, Flow())
+    _FLOWS.move_to_end(address)
     if len(_FLOWS) > _STREAMS_MAX:
         _FLOWS.popitem(last=False)
     return flow
@@ -116,7 +117,7 @@ def batch_writer(
             ' df.write.format("kclrun").mode("append")'
         )
     settings = _checked(options, schema)
-    return _BatchWriter(settings, open_shards(settings.reached))
+    return _BatchWriter(settings, open_shards(settings.address))
 
 
 def stream_writer(
@@ -134,7 +135,7 @@ def stream_writer(
         )
     settings = _checked(options, schema)
     # A commit writes nothing: it must not fail because Kinesis is unavailable at that time.
-    shards = () if _COMMITTING in sys.modules else open_shards(settings.reached)
+    shards = () if _COMMITTING in sys.modules else open_shards(settings.address)
     return _StreamWriter(settings, shards)
 
 
@@ -170,22 +171,22 @@ class _Writer:
         return TaskDone(put_partition(self._settings, self._shards, iterator))
 
     def _log_commit(self, messages: Sequence[Any], batch: str) -> None:
-        reached = self._settings.reached
+        address = self._settings.address
         report = batch_report(
             message.report for message in messages if isinstance(message, TaskDone)
         )
-        _SLOWED.log(reached, f"stream {reached.name}, {batch}", report)
+        _SLOWED.log(address, f"stream {address.name}, {batch}", report)
 
     def _log_abort(self, messages: Sequence[Any], batch: str) -> None:
         done = [message.report for message in messages if isinstance(message, TaskDone)]
         _LOG.warning(
             "stream %s, %s: failed: %d of %d tasks had finished, their %d rows are in the stream;"
             " the others may have put some. All are put again if the batch is tried again",
-            self._settings.reached.name,
+            self._settings.address.name,
             batch,
             len(done),
             len(messages),
-            sum(each.rows for each in done),
+            sum(task.rows for task in done),
         )
 
 
@@ -209,15 +210,15 @@ class _Slowed:
     """The streams whose last batch was slowed, of the batches that this process committed."""
 
     def __init__(self) -> None:
-        self._streams: dict[Reached, None] = {}
+        self._streams: dict[StreamAddress, None] = {}
 
-    def log(self, reached: Reached, what: str, report: BatchReport) -> None:
+    def log(self, address: StreamAddress, what: str, report: BatchReport) -> None:
         """Log the line about this batch, if it has one."""
-        was_slow = reached in self._streams
+        was_slow = address in self._streams
         line = slowdown_line(what, report, was_slow=was_slow)
-        self._streams.pop(reached, None)
+        self._streams.pop(address, None)
         if report.was_slowed:
-            self._streams[reached] = None
+            self._streams[address] = None
             if len(self._streams) > _STREAMS_MAX:
                 del self._streams[next(iter(self._streams))]
         if line is not None:

@@ -22,8 +22,8 @@ from kclrun.codec.record_sizes import RecordLimit
 from kclrun.errors import LimitExceeded, SettingsError, SinkError
 from kclrun.model.quotas import PARTITION_KEY_CHARACTERS_MAX
 from kclrun.model.record import PutEntry
+from kclrun.spark.option_reading import sink_settings
 from kclrun.spark.option_table import text_of
-from kclrun.spark.options import sink_settings
 from kclrun.spark.sink.columns import DATA, EXPLICIT_HASH_KEY, PARTITION_KEY, check_columns
 from kclrun.spark.sink.shards import open_shards
 
@@ -203,10 +203,10 @@ def write(
         columns.append(_text(explicit_hash_key).alias(EXPLICIT_HASH_KEY))
     rows = df.select(*columns)
     check_columns([(field.name, field.dataType.simpleString()) for field in rows.schema])
-    open_shards(sink_settings(settings).reached)
+    open_shards(sink_settings(settings).address)
     if keys_are_together:
         return _written(rows, settings)
-    order = [_column(each).alias(_ORDER.format(at)) for at, each in enumerate(sort_columns)]
+    order = [_column(column).alias(_ORDER.format(at)) for at, column in enumerate(sort_columns)]
     return _written_by_key(df.select(*columns, *order), settings, len(order), partitions)
 
 

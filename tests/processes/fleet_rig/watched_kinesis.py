@@ -6,7 +6,7 @@ that follows.
 
 import json
 
-from kclrun.local import http_face, kinesis_process
+from kclrun.local import http_server, kinesis_process
 from kclrun.local.serving import serve_as_child
 from tests.processes.fleet_rig.noting import Noter
 
@@ -41,5 +41,5 @@ class WatchedAnswers:
 
 
 if __name__ == "__main__":
-    http_face.answer = WatchedAnswers(http_face.answer)
+    http_server.answer = WatchedAnswers(http_server.answer)
     serve_as_child(kinesis_process._application)

@@ -18,7 +18,7 @@ from pathlib import Path
 from kclrun.config.processing import StateSettings
 from kclrun.config.schema import Settings
 from kclrun.spark.engine.session import open_session
-from kclrun.spark.options import Use, read_source_options
+from kclrun.spark.option_reading import Use, read_source_options
 from kclrun.spark.processors.source import processor_stream
 
 FAILING_ONE_IN = 5

@@ -16,7 +16,7 @@ from kclrun.model.time import Instant
 from kclrun.protocol.writes import Applied, ConditionFailed, Outcome, Throttled
 from kclrun.simulation.machine import OsProcess
 from kclrun.simulation.table import Failed
-from kclrun.simulation.world import World
+from kclrun.simulation.world import SimulatedWorld
 from tests.support.java.rows import ItemWrite
 
 Result = TypeVar("Result")
@@ -136,7 +136,7 @@ class DependencyFailed(Exception):
 class JavaClient:
     """`who` is the sender's name in the story."""
 
-    def __init__(self, jvm: OsProcess, world: World, who: str) -> None:
+    def __init__(self, jvm: OsProcess, world: SimulatedWorld, who: str) -> None:
         self._jvm = jvm
         self._world = world
         self._uplink = jvm.machine.uplink

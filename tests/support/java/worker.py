@@ -9,7 +9,7 @@ from typing import Final
 
 from kclrun.model.lease import OwnerId
 from kclrun.simulation.machine import Machine
-from kclrun.simulation.world import World
+from kclrun.simulation.world import SimulatedWorld
 from tests.support.java.consumer import Cleanup, Kcl, ShardConsumer
 from tests.support.java.leader import ShardSyncs
 from tests.support.java.overlap import MixedOracles
@@ -32,7 +32,9 @@ _LOOP_S: Final = 1.0
 class JavaWorker:
     """`name` is its worker id, `<group>-<slot>-<nonce>`; new at every start."""
 
-    def __init__(self, name: str, world: World, machine: Machine, oracles: MixedOracles) -> None:
+    def __init__(
+        self, name: str, world: SimulatedWorld, machine: Machine, oracles: MixedOracles
+    ) -> None:
         self.name = name
         self.owner = OwnerId(name)
         self.group, self.slot, _ = name.rsplit("-", 2)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from werkzeug.serving import make_server
 
-from kclrun.aws.http import CONNECTIONS_MAX
+from kclrun.aws.http.pool import CONNECTIONS_MAX
 from kclrun.aws.wire import HeldCredentials, WireClient
 from kclrun.local.moto_process import dispatcher
 from kclrun.model.wire import WireCredentials, WireEndpoint

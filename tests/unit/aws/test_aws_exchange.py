@@ -8,8 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from kclrun.aws import http
-from kclrun.aws.http import HEADERS_MAX, Answer, BrokenAnswer, encode_request, exchange, parse_head
+from kclrun.aws import connecting
+from kclrun.aws.http import exchange as exchanging
+from kclrun.aws.http.exchange import Answer, exchange
+from kclrun.aws.http.heads import HEADERS_MAX, BrokenAnswer, encode_request, parse_head
 from kclrun.aws.operations import GET_RECORDS, UPDATE_ITEM
 from kclrun.aws.wire import HeldCredentials, WireClient
 from kclrun.errors import OutcomeUnknown, Unavailable
@@ -132,7 +134,7 @@ def test_an_answer_is_the_same_wherever_it_was_cut_on_its_way(answer):
 
 
 def test_the_bounds_of_an_answers_head_are_those_that_are_explained():
-    assert (http.HEAD_BYTES_MAX, http.INTERIM_MAX) == (65_536, 8)
+    assert (exchanging.HEAD_BYTES_MAX, exchanging.INTERIM_MAX) == (65_536, 8)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def test_a_head_has_as_many_headers_as_its_bound_and_an_answer_may_have_no_lengt
 @pytest.mark.parametrize("spare", [0, -1])
 def test_a_part_of_a_head_is_read_to_its_bound(monkeypatch, spare):
     head = SMALL.partition(b"\r\n\r\n")[0]
-    monkeypatch.setattr(http, "HEAD_BYTES_MAX", len(head) + spare)
+    monkeypatch.setattr(exchanging, "HEAD_BYTES_MAX", len(head) + spare)
 
     for pieces in ([SMALL], [SMALL[:20], SMALL[20:]]):
         if spare < 0:
@@ -228,7 +230,7 @@ def during(error: BaseException, context: BaseException) -> BaseException:
     ],
 )
 def test_a_failure_is_named_by_its_innermost_cause(error, said):
-    assert http.describe(error) == said
+    assert connecting.describe(error) == said
 
 
 # When a connection is used again
@@ -321,7 +323,7 @@ def test_a_malformed_chunk_is_no_answer(chunks):
 
 
 def test_a_head_without_an_end_is_refused(monkeypatch):
-    monkeypatch.setattr(http, "HEAD_BYTES_MAX", 1000)
+    monkeypatch.setattr(exchanging, "HEAD_BYTES_MAX", 1000)
 
     assert "longer than 1000 bytes" in refused(b"HTTP/1.1 200 OK\r\nA: " + b"a" * 2000)
     assert "longer than 1000 bytes" in refused(SMALL.replace(b"today", b"a" * 1000))

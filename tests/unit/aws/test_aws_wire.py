@@ -93,7 +93,7 @@ def test_a_body_of_fifteen_megabytes_arrives_whole(server, make_client):
 
 
 def test_an_endless_body_is_refused(server, make_client, monkeypatch):
-    monkeypatch.setattr("kclrun.aws.http.BODY_BYTES_MAX", 1000)
+    monkeypatch.setattr("kclrun.aws.http.pool.BODY_BYTES_MAX", 1000)
     server.reply(body=b"x" * 2000)
 
     with pytest.raises(Unavailable, match="longer than 1000 bytes"):

@@ -10,7 +10,7 @@ from kclrun.calling import records as module
 from kclrun.calling.concurrency import AHEAD_MAX
 from kclrun.calling.records import CallTerms, RecordCalls, RecordHost, Stop
 from kclrun.calling.runners import Ended, runner_of
-from kclrun.errors import SinkError
+from kclrun.errors import RetryLater, SinkError
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
@@ -111,16 +111,14 @@ class Host(RecordHost):
     def busy(self, since):
         self.busy_since.append(since)
 
-    def raised(self, number, record, error):
+    def raised(self, number, record, raised):
         self.raises.append(number)
 
-    def decided(self, number, pause_s): ...
-
-    def let_go(self, number, record, calls):
+    def let_go(self, number, record, failure, calls):
         self.letters.append((int(record.data), calls))
         return True
 
-    def halt(self, number, reason):
+    def halt(self, number, record, failing, reason):
         self.halts.append(number)
 
     def settled(self, upto, rows, changes):
@@ -283,17 +281,56 @@ def test_a_call_that_is_repeated_is_what_the_host_is_busy_with():
     rig.processor.raising = {1: 1}
     seen = []
     rig.processor.looks = lambda _: seen.append(rig.host.busy_since[-1])
-    decided = []
 
-    def decide(number, pause_s):
-        decided.append(pause_s)
+    def note(number, record, raised):
         rig.host.may = False
 
-    rig.host.decided = decide
+    rig.host.raised = note
     rig.host.waiting = [lambda: setattr(rig.host, "may", True)]
     assert rig.calls.run(batch(1))
     assert seen == [100.0, 100.0]
     assert 0.0 in rig.host.busy_since, "between the two no call ran"
+
+
+def test_the_host_is_given_each_wait_of_a_row_of_waits_and_their_end_once():
+    rig = Rig()
+    asked, waited = [], []
+    rig.host.raised = lambda number, record, raised: asked.append((number, raised.waits))
+    rig.host.waited = waited.append
+    tries = iter([RetryLater(1.0), RetryLater(1.0), None, RetryLater(1.0), None])
+
+    def look(_):
+        if (error := next(tries)) is not None:
+            rig.host.at += 1.0
+            raise error
+
+    rig.processor.looks = look
+    rig.host.wait = lambda pause_s: setattr(rig.host, "at", rig.host.at + (pause_s or 0.0))
+    rig.calls._wait = rig.host.wait
+    assert rig.calls.run(batch(1, 2))
+    assert asked == [(0, 1), (0, 2), (1, 1)]
+    assert [row.tries for row in waited] == [2, 1]
+
+
+def test_a_record_that_halts_the_lease_comes_with_its_last_error_and_all_its_calls():
+    rig = Rig(retries=1)
+    rig.processor.raising = {1: 9}
+    halts = []
+    rig.host.halt = lambda number, record, failing, reason: halts.append((record, failing))
+    rig.host.waiting = [lambda: None]
+    assert not rig.calls.run(batch(1))
+    ((record, failing),) = halts
+    assert (record.data, str(failing.error), failing.calls) == (b"1", "1", 2)
+    assert failing.failure.error == "ValueError: 1"
+
+
+def test_an_error_that_is_not_of_user_code_ends_the_run():
+    rig = Rig(retries=5)
+    rig.processor.raising = {1: 1}
+    rig.host.ends_run = lambda error: isinstance(error, ValueError)
+    with pytest.raises(ValueError, match="1"):
+        rig.calls.run(batch(1))
+    assert rig.host.raises == []
 
 
 def test_rows_that_are_not_taken_end_the_run_and_take_the_changes_back():

@@ -12,7 +12,7 @@ from kclrun.errors import SettingsError
 from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.table import beside, is_table_arn, may_be_same, table_name_of
 from kclrun.model.time import WallTime
-from kclrun.spark.options import Use, read_source_options
+from kclrun.spark.option_reading import Use, read_source_options
 
 ARN = "arn:aws:dynamodb:eu-west-1:123456789012:table/items"
 ELSEWHERE = "arn:aws:dynamodb:us-east-1:123456789012:table/items"

@@ -24,7 +24,7 @@ from kclrun.local.filling import (
     make_stream,
     middle,
 )
-from kclrun.local.http_face import HttpFace
+from kclrun.local.http_server import HttpServer
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
@@ -37,7 +37,7 @@ PAUSE = timedelta(milliseconds=50)
 
 @pytest.fixture
 def stream():
-    face = HttpFace(Kinesis(KinesisSettings(settle_s=0.02), b"s" * 32), None)
+    face = HttpServer(Kinesis(KinesisSettings(settle_s=0.02), b"s" * 32), None)
     with served(face) as url:
         endpoint = WireEndpoint(url, "eu-west-1", "eu-west-1")
         client = WireClient(endpoint, lambda: LOCAL_CREDENTIALS, service="kinesis")
@@ -106,7 +106,7 @@ def test_a_stream_is_made_once_and_active_when_the_call_returns(stream):
 def test_a_stream_that_never_becomes_active_ends_the_wait(monkeypatch):
     monkeypatch.setattr("kclrun.local.filling._ACTIVE_MAX_S", 0.0)
 
-    with served(HttpFace(Kinesis(KinesisSettings(settle_s=3600.0), b"s" * 32), None)) as url:
+    with served(HttpServer(Kinesis(KinesisSettings(settle_s=3600.0), b"s" * 32), None)) as url:
         endpoint = WireEndpoint(url, "eu-west-1", "eu-west-1")
         with pytest.raises(Unavailable, match="stream slow is still CREATING"):
             make_stream(endpoint, "slow", 1)

@@ -9,8 +9,9 @@ import pytest
 
 from kclrun.codec.cbor import decode_cbor
 from kclrun.local import kinesis_process, moto_process
+from kclrun.local.forwarding import Forwarder
 from kclrun.local.guard import Guard
-from kclrun.local.http_face import Forwarder, HttpFace
+from kclrun.local.http_server import HttpServer
 from kclrun.local.in_process import InProcessAws
 from kclrun.local.server import ProcessSettings
 from kclrun.local.service import Kinesis, KinesisSettings
@@ -61,7 +62,7 @@ def both(moto, settings):
     """The endpoint of `kclrun local` and of `aws.endpoint: embedded`."""
     with served(moto_process._moto_application(settings)) as behind:
         forwarder = Forwarder(urlsplit(behind).port)
-        face = HttpFace(Kinesis(KinesisSettings(), b"s" * 32), forwarder, settings.credentials)
+        face = HttpServer(Kinesis(KinesisSettings(), b"s" * 32), forwarder, settings.credentials)
         guard = Guard(face, names=settings.names, serves_moto_api=settings.serves_moto_api)
         with served(guard, forwarder) as endpoint:
             yield endpoint
@@ -204,7 +205,7 @@ def test_a_page_gets_nothing_by_http_2_either():
         # The authority of the client is `here:1`.
         assert (await client.answer(await client.ask()))[0] == "403"
 
-    serving(scenario, Guard(HttpFace(Kinesis(KinesisSettings(), b"s" * 32), None)))
+    serving(scenario, Guard(HttpServer(Kinesis(KinesisSettings(), b"s" * 32), None)))
 
 
 def test_a_program_can_read_why_it_is_refused(moto):

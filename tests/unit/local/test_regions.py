@@ -6,7 +6,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from kclrun.errors import ServiceError
-from kclrun.local.http_face import HttpFace
+from kclrun.local.http_server import HttpServer
 from kclrun.local.operations import OPERATIONS, answer
 from kclrun.local.server import start_embedded
 from kclrun.local.service import SHARDS_MAX, Kinesis, KinesisSettings
@@ -22,7 +22,7 @@ from tests.unit.local.test_api_reference import (
     service,
     valid,
 )
-from tests.unit.local.test_http_face import post
+from tests.unit.local.test_http_server import post
 
 HERE, THERE = LOOPBACK_REGION, "eu-west-1"
 NOT_FOUND, INVALID = "ResourceNotFoundException", "InvalidArgumentException"
@@ -161,7 +161,7 @@ def test_the_region_of_a_stream_is_noted_once_for_a_region_of_requests():
 def test_the_region_of_a_request_is_that_of_its_signature(authorization, region):
     kinesis = Kinesis(KinesisSettings(), b"s" * 32)
     headers = {"Authorization": authorization} if authorization else {}
-    with served(HttpFace(kinesis, None)) as endpoint:
+    with served(HttpServer(kinesis, None)) as endpoint:
         body = json.dumps({"StreamName": "s", "ShardCount": 1}).encode()
         assert post(endpoint, "Kinesis_20131202.CreateStream", body, headers)[0] == 200
 
@@ -172,7 +172,7 @@ def test_the_region_of_a_request_is_that_of_its_signature(authorization, region)
 def test_a_credential_in_the_query_of_a_request_is_for_the_default_region():
     kinesis = Kinesis(KinesisSettings(), b"s" * 32)
     query = "?X-Amz-Credential=k/20260101/eu-west-1/kinesis/aws4_request&X-Amz-Signature=0"
-    with served(HttpFace(kinesis, None)) as endpoint:
+    with served(HttpServer(kinesis, None)) as endpoint:
         body = json.dumps({"StreamName": "s", "ShardCount": 1}).encode()
         assert post(f"{endpoint}/{query}", "Kinesis_20131202.CreateStream", body)[0] == 200
 

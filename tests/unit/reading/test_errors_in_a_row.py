@@ -20,10 +20,11 @@ from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.time import Instant
 from kclrun.reading.readers import ShardPages
-from kclrun.spark.options import Reached, SourceSettings
+from kclrun.spark.options import SourceSettings, StreamAddress
 from kclrun.spark.planning.bound_search import BatchTarget
+from kclrun.spark.planning.read_budget import ReadBudget
 from kclrun.spark.planning.shard_cursor import Delayed, Expired, Outcome, ShardCursor, Slowed
-from kclrun.spark.planning.shard_search import Moment, ReadBudget, ShardSearch
+from kclrun.spark.planning.shard_search import AnswerTimes, ShardSearch
 from kclrun.spark.positions import TRIM_HORIZON, after
 from tests.unit.spark.reading_world import World
 from tests.unit.worker.one_shard import FIRST, Fetching, Shard
@@ -126,7 +127,7 @@ def test_a_task_of_spark_asks_at_the_pace_of_an_outage_and_counts_its_tries(erro
     ],
 )
 def test_the_planner_of_spark_asks_at_the_pace_of_an_outage_and_counts_its_tries(outcome: Outcome):
-    settings = SourceSettings(reached=Reached(stream="s"), retry_attempts=_TRIES)
+    settings = SourceSettings(address=StreamAddress(stream="s"), retry_attempts=_TRIES)
     search = ShardSearch(ShardCursor("s", TRIM_HORIZON, 10_000), ReadBudget(2.5, 0.0))
     search.begin(BatchTarget(1, 1_000, is_tip=True))
     times: list[float] = []
@@ -138,7 +139,7 @@ def test_the_planner_of_spark_asks_at_the_pace_of_an_outage_and_counts_its_tries
             asked = search.ask(now)
             assert asked is not None
             yield now
-            search.take(asked.turn, outcome, Moment(now, 0, 0.5), settings)
+            search.take(asked.turn, outcome, AnswerTimes(now, 0, 0.5), settings)
 
     with pytest.raises(ServiceError):
         times += islice(_noting(ask(), times.append), 10 * _TRIES)

@@ -8,7 +8,7 @@ from kclrun.model.reading import FetchedPage
 from kclrun.model.time import WallTime
 from kclrun.spark.executor.reading import Clocks, read_ranges
 from kclrun.spark.offsets import ShardRange
-from kclrun.spark.options import Reached, SourceSettings
+from kclrun.spark.options import SourceSettings, StreamAddress
 from tests.support.stream_ports import ModelStream
 
 HOUR_S = 3600.0
@@ -84,7 +84,7 @@ class World:
     # Reading.
 
     def pages(self, *ranges, clocks=None, **options):
-        settings = SourceSettings(reached=Reached(stream=STREAM), **options)
+        settings = SourceSettings(address=StreamAddress(stream=STREAM), **options)
         return read_ranges(self, ranges, settings, admin=self, clocks=clocks or self.clocks)
 
     def read(self, *ranges, **options):

@@ -7,9 +7,9 @@ from kclrun.model.reading import FetchedPage
 from kclrun.model.record import Record
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard, ShardGraph
 from kclrun.spark.offsets import Offset, StreamIs
-from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
-from kclrun.spark.planning.batch_bounds import Bounding
-from kclrun.spark.planning.batch_target import ServiceTime
+from kclrun.spark.options import SourceSettings, Start, StartKind, StreamAddress
+from kclrun.spark.planning.batch_bounds import RangeBounds
+from kclrun.spark.planning.service_time import ServiceTime
 from kclrun.spark.planning.shard_cursor import AskListing, Gone, Listed, Paged, Refused
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
 
@@ -32,9 +32,9 @@ NOW = 100.0  # of all clocks; the service's has whole seconds, so it may be 101.
 def bounding(begins, end=LATEST, **settings):
     service = ServiceTime(0.0)
     service.add_sample(NOW, NOW, NOW)
-    whole = SourceSettings(reached=Reached(stream="s"), end=end, **settings)
+    whole = SourceSettings(address=StreamAddress(stream="s"), end=end, **settings)
     start = Offset(streams={"": StreamIs("arn", 1)}, shards=begins)
-    return Bounding(whole, start, GRAPH, service, NOW)
+    return RangeBounds(whole, start, GRAPH, service, NOW)
 
 
 def answered(seeker, *stamps, behind_ms=0, now=NOW):

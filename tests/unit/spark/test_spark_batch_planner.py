@@ -24,11 +24,18 @@ from kclrun.model.shard import ShardGraph
 from kclrun.model.time import backoff_s
 from kclrun.spark.offset_planner import OffsetPlanner
 from kclrun.spark.offsets import decode_offset, encode_offset, ranges_between
-from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
+from kclrun.spark.options import SourceSettings, Start, StartKind, StreamAddress
 from kclrun.spark.planning import batch_planner as planner_module
 from kclrun.spark.planning import shard_listing as lines_module
 from kclrun.spark.planning.batch_planner import REPORTED_MAX
-from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Place, after, at_timestamp, before
+from kclrun.spark.positions import (
+    SHARD_END,
+    TRIM_HORIZON,
+    PositionKind,
+    after,
+    at_timestamp,
+    before,
+)
 from tests.support.stream_ports import ModelStream
 
 EPOCH = 1_700_000_000.0
@@ -131,7 +138,7 @@ class World:
         return OffsetPlanner(
             self,
             self,
-            SourceSettings(reached=Reached(stream="s"), start=start, **settings),
+            SourceSettings(address=StreamAddress(stream="s"), start=start, **settings),
             clock=lambda: self.elapsed,
             wall=lambda: self.at + self.host_ahead_s,
             wait=self.wait,
@@ -143,7 +150,7 @@ class World:
         found = []
         for each in ranges_between(start, end):
             numbers = self.numbers.get(each.shard_id, [])
-            if each.begin.place is not Place.TIMESTAMP:
+            if each.begin.kind is not PositionKind.TIMESTAMP:
                 found += [n for n in numbers if not each.begin.covers(n) and each.end.covers(n)]
         return found
 
@@ -1166,7 +1173,7 @@ def test_the_shard_furthest_behind_is_among_those_reported():
     query = world.query()
     while not query.report()["shards"]:
         query.latest_offset(query.initial_offset())
-    behind = query._planner.running["shardId-000000000271"]
+    behind = query._planner.searches["shardId-000000000271"]
     behind.cursor.lag_ms = 5_000
     query._planner.losses += [f"shard {number} is gone" for number in range(1_000)]
 
@@ -1195,7 +1202,7 @@ def test_what_the_driver_keeps_of_all_shards_stays_within_one_budget(monkeypatch
         start = query.latest_offset(start)
         stretches = [
             page_run
-            for each in query._planner.running.values()
+            for each in query._planner.searches.values()
             for page_run in (each.cursor.kept, each.cursor.ahead)
             if page_run is not None
         ]

@@ -13,7 +13,7 @@ from kclrun.model.record import IteratorType, StartPoint
 from kclrun.spark import requests
 from kclrun.spark.executor.reading import read_ranges, record_batches
 from kclrun.spark.offsets import Hint, ShardRange
-from kclrun.spark.options import LeasesAt, Reached, SourceSettings
+from kclrun.spark.options import LeasesAt, SourceSettings, StreamAddress
 from kclrun.spark.positions import TRIM_HORIZON, after
 from kclrun.spark.requests import Connected, Kept, connected
 from kclrun.spark.stream_set import StreamsAdmin, StreamsReader
@@ -32,21 +32,21 @@ def _plain_environment(monkeypatch, tmp_path):
 
 
 def reached(endpoint, stream="orders"):
-    return Reached(stream=stream, region="us-east-1", endpoint_url=endpoint)
+    return StreamAddress(stream=stream, region="us-east-1", endpoint_url=endpoint)
 
 
 def test_the_region_of_an_arn_is_enough():
-    assert connected(Reached(stream=ARN)).endpoint.region == "eu-west-1"
-    assert connected(Reached(stream=ARN, region="eu-west-1")).endpoint.region == "eu-west-1"
+    assert connected(StreamAddress(stream=ARN)).endpoint.region == "eu-west-1"
+    assert connected(StreamAddress(stream=ARN, region="eu-west-1")).endpoint.region == "eu-west-1"
 
 
 def test_a_region_is_needed():
     with pytest.raises(SettingsError, match="region"):
-        connected(Reached(stream="orders"))
+        connected(StreamAddress(stream="orders"))
 
 
 def test_several_streams_are_reached_over_one_client():
-    several = connected(Reached(stream="a,b", region="us-east-1"))
+    several = connected(StreamAddress(stream="a,b", region="us-east-1"))
 
     assert (type(several.reader), type(several.admin)) == (StreamsReader, StreamsAdmin)
 
@@ -124,7 +124,7 @@ def test_an_endpoint_where_nobody_answers_is_named():
 
     with pytest.raises(Unavailable, match=rf"DescribeStreamSummary: .* 127\.0\.0\.1:{port}"):
         unanswered.admin.summary()
-    settings = SourceSettings(reached=reached(f"http://127.0.0.1:{port}"), retry_attempts=2)
+    settings = SourceSettings(address=reached(f"http://127.0.0.1:{port}"), retry_attempts=2)
     wanted = ShardRange("shardId-000000000000", TRIM_HORIZON, after("5"))
     with pytest.raises(Unavailable, match=f"127.0.0.1:{port}"):
         list(read_ranges(unanswered.reader, [wanted], settings, admin=unanswered.admin))
@@ -148,7 +148,7 @@ def test_ranges_become_rows_over_http(endpoint):
     rows = [
         (row["shardId"], row["data"], row["partitionKey"])
         for page in read_ranges(
-            source.reader, ranges, SourceSettings(reached=reached(endpoint)), admin=source.admin
+            source.reader, ranges, SourceSettings(address=reached(endpoint)), admin=source.admin
         )
         for batch in record_batches(page.records, "rows", page.range.shard_id)
         for row in batch.to_pylist()

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from kclrun.aws.endpoints import resolve_endpoint
-from kclrun.aws.http import CONNECTIONS_MAX
+from kclrun.aws.http.pool import CONNECTIONS_MAX
 from kclrun.spark.offset_planner import CALLS_AT_ONCE, OffsetPlanner
-from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
+from kclrun.spark.options import SourceSettings, Start, StartKind, StreamAddress
 from kclrun.spark.planning.shard_cursor import AskListing
 from kclrun.spark.requests import connected
 from kclrun.spark.source import StreamReader
@@ -130,8 +130,8 @@ def patient_endpoint(*where):
 
 
 def settings_of(server, start=StartKind.EARLIEST):
-    reached = Reached(stream="slow", region="us-east-1", endpoint_url=server.url)
-    return SourceSettings(reached=reached, start=Start(start))
+    reached = StreamAddress(stream="slow", region="us-east-1", endpoint_url=server.url)
+    return SourceSettings(address=reached, start=Start(start))
 
 
 def test_the_source_asks_a_hundred_shards_in_two_rounds(slow):
@@ -158,7 +158,7 @@ def test_a_start_at_latest_makes_the_iterators_of_a_hundred_shards_in_two_rounds
 
 def test_connections_bound_the_calls_whoever_asks(slow):
     server = slow(CONNECTIONS_MAX)
-    connection = connected(settings_of(server).reached)
+    connection = connected(settings_of(server).address)
     planner = OffsetPlanner(connection.reader, connection.admin, settings_of(server))
     start = planner.initial_offset()
 
@@ -178,7 +178,7 @@ def test_a_planner_that_is_closed_waits_for_nothing_and_begins_no_further_call()
         ended.append(True)
         return ()
 
-    settings = SourceSettings(reached=Reached(stream="s"), start=Start(StartKind.EARLIEST))
+    settings = SourceSettings(address=StreamAddress(stream="s"), start=Start(StartKind.EARLIEST))
     admin = SimpleNamespace(list_shards=list_shards)
     planner = OffsetPlanner(None, admin, settings, calls_at_once=1)
     planner._asking.send([AskListing()] * 3)
@@ -192,7 +192,7 @@ def test_a_planner_that_is_closed_waits_for_nothing_and_begins_no_further_call()
 
 
 def test_the_driver_and_an_executor_of_one_process_have_connections_of_their_own():
-    reached = Reached(stream="slow", region="us-east-1", endpoint_url="http://127.0.0.1:1")
+    reached = StreamAddress(stream="slow", region="us-east-1", endpoint_url="http://127.0.0.1:1")
 
     assert connected(reached) is connected(reached, CONNECTIONS_MAX)
     assert connected(reached, CALLS_AT_ONCE) is not connected(reached)

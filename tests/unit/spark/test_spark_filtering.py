@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 import pytest
 
 from kclrun.model.record import Record
-from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
+from kclrun.spark.options import SourceSettings, Start, StartKind, StreamAddress
 from kclrun.spark.source import Narrowing, narrowing_of
 from tests.support.tables import over_rows
 
 datasource = pytest.importorskip("pyspark.sql.datasource")
 NOW_MS = 1_700_000_000_000
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
-BATCH = SourceSettings(reached=Reached(stream="s"), start=Start(StartKind.EARLIEST))
+BATCH = SourceSettings(address=StreamAddress(stream="s"), start=Start(StartKind.EARLIEST))
 ARRIVAL, SHARD, KEY = ("approximateArrivalTimestamp",), ("shardId",), ("partitionKey",)
 
 

@@ -22,7 +22,7 @@ from kclrun.spark.executor.reading import ReadPage
 from kclrun.spark.keyed.names import QueryPlace
 from kclrun.spark.keyed.query_state import BATCHES_KEPT, FleetState, QueryState, written
 from kclrun.spark.offsets import Offset, ShardRange, StreamIs, decode_offset, encode_offset
-from kclrun.spark.options import Use, read_source_options
+from kclrun.spark.option_reading import Use, read_source_options
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after
 from kclrun.spark.processors.hosting import ProcessorJob
 from kclrun.spark.processors.range_progress import ProcessorCache

@@ -13,7 +13,7 @@ from kclrun.protocol.writes import Applied, CreateLease
 from kclrun.spark import positions
 from kclrun.spark.offset_planner import OffsetPlanner
 from kclrun.spark.offsets import decode_offset, encode_offset, ranges_between
-from kclrun.spark.options import LeasesAt, Reached, SourceSettings, Start, StartKind
+from kclrun.spark.options import LeasesAt, SourceSettings, Start, StartKind, StreamAddress
 from kclrun.spark.positions import after, at_timestamp
 from tests.unit.spark.reading_world import STREAM, World
 
@@ -38,7 +38,7 @@ def query(world, rows):
     return OffsetPlanner(
         world.port,
         world.port,
-        SourceSettings(reached=Reached(stream=STREAM), start=start, inline_bytes_max=0),
+        SourceSettings(address=StreamAddress(stream=STREAM), start=start, inline_bytes_max=0),
         clock=world.wall,
         wall=world.wall,
         wait=world.sleep,

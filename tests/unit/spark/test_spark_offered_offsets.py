@@ -7,7 +7,7 @@ from kclrun.model.reading import FetchedPage
 from kclrun.model.record import Record
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard, ShardGraph
 from kclrun.spark.offsets import Offset, StreamIs
-from kclrun.spark.planning.batch_planner import hints_for, joined, offer
+from kclrun.spark.planning.offers import hints_for, joined, offer
 from kclrun.spark.planning.shard_cursor import Density, Finding, Paged, ShardCursor
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
 from tests.support.tables import over_rows

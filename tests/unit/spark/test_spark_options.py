@@ -4,21 +4,18 @@ import pytest
 
 from kclrun.errors import SettingsError
 from kclrun.model.names import hint
+from kclrun.spark.option_reading import Use, read_source_options, sink_settings, source_texts
 from kclrun.spark.option_table import default_texts
 from kclrun.spark.options import (
-    ALIASES,
     SOURCE_OPTIONS,
     LeasesAt,
-    Reached,
     SinkSettings,
     SourceSettings,
     Start,
     StartKind,
-    Use,
-    read_source_options,
-    sink_settings,
-    source_texts,
+    StreamAddress,
 )
+from kclrun.spark.other_connectors import ALIASES
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, before
 from tests.support.tables import over_rows
 
@@ -38,7 +35,7 @@ def refusal(options, use=Use.STREAM):
 
 
 def test_a_name_is_enough_and_the_rest_is_what_the_table_says():
-    assert read() == SourceSettings(reached=Reached(stream="flights"))
+    assert read() == SourceSettings(address=StreamAddress(stream="flights"))
 
 
 def test_every_option_finds_its_setting_in_any_case():
@@ -67,7 +64,7 @@ def test_every_option_finds_its_setting_in_any_case():
         "consumerMode": "POLLING",
     }
     expected = SourceSettings(
-        reached=Reached(
+        address=StreamAddress(
             stream="flights",
             region="eu-west-1",
             endpoint_url="http://127.0.0.1:4567",
@@ -161,8 +158,8 @@ def test_an_endpoint_is_https_or_on_this_host(url):
 
 def test_an_arn_names_the_stream_and_its_region():
     settings = read_source_options({"streamarn": ARN}, Use.STREAM)
-    assert settings.reached == Reached(stream=ARN)
-    assert settings.reached.name == "flights"
+    assert settings.address == StreamAddress(stream=ARN)
+    assert settings.address.name == "flights"
 
 
 @over_rows(
@@ -428,19 +425,19 @@ def test_names_and_times_have_their_longest(name, longest, beyond):
 
 
 @pytest.mark.parametrize(
-    ("given", "reached", "several", "name"),
+    ("given", "stream", "several", "name"),
     [
         ("flights", "flights", (), "flights"),
         ("returns, orders", "orders,returns", ("orders", "returns"), "orders,returns"),
     ],
 )
-def test_several_streams_are_one_source_in_the_order_of_their_names(given, reached, several, name):
-    found = read_source_options({"streamName": given, "region": "eu-west-1"}, Use.STREAM).reached
+def test_several_streams_are_one_source_in_the_order_of_their_names(given, stream, several, name):
+    found = read_source_options({"streamName": given, "region": "eu-west-1"}, Use.STREAM).address
 
-    assert found == Reached(stream=reached, region="eu-west-1")
+    assert found == StreamAddress(stream=stream, region="eu-west-1")
     assert (found.several, found.name) == (several, name)
     assert found.each() == (
-        tuple(Reached(stream=each, region="eu-west-1") for each in several) or (found,)
+        tuple(StreamAddress(stream=each, region="eu-west-1") for each in several) or (found,)
     )
     assert found.named("orders:shardId-0") == ("orders", "shardId-0")
     assert found.named("shardId-0") == (name, "shardId-0")
@@ -464,7 +461,7 @@ def test_several_streams_are_one_source_in_the_order_of_their_names(given, reach
 def test_settings_become_texts_that_become_the_same_settings(start, stream):
     if start.positions and "," in stream:
         start = Start(StartKind.POSITIONS, positions={f"orders:{FIRST}": after("4959")})
-    settings = SourceSettings(reached=Reached(stream=stream), start=start, retry_attempts=3)
+    settings = SourceSettings(address=StreamAddress(stream=stream), start=start, retry_attempts=3)
 
     texts = source_texts(settings)
 

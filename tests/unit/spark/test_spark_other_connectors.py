@@ -8,14 +8,8 @@ import pytest
 from kclrun.errors import SettingsError
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard, ShardGraph
 from kclrun.spark.offsets import Offset, StreamIs, encode_offset
-from kclrun.spark.options import (
-    Start,
-    StartKind,
-    Use,
-    read_source_options,
-    sink_settings,
-    source_texts,
-)
+from kclrun.spark.option_reading import Use, read_source_options, sink_settings, source_texts
+from kclrun.spark.options import Start, StartKind
 from kclrun.spark.other_connectors import OF_SINKS, OF_SOURCES
 from kclrun.spark.planning.beginnings import beginnings
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, before

@@ -9,7 +9,7 @@ from kclrun.model.reading import FetchedPage
 from kclrun.model.record import Record
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.spark.offsets import Offset, StreamIs
-from kclrun.spark.options import Reached, SourceSettings
+from kclrun.spark.options import SourceSettings, StreamAddress
 from kclrun.spark.planning.batch_planner import _APART_MAX_MS, BatchPlanner
 from kclrun.spark.planning.bound_search import BatchTarget
 from kclrun.spark.planning.shard_cursor import (
@@ -26,7 +26,7 @@ from kclrun.spark.planning.shard_cursor import (
 from kclrun.spark.positions import SHARD_END, after, at_timestamp, before
 from tests.support.tables import over_rows
 
-SETTINGS = SourceSettings(reached=Reached(stream="orders"))
+SETTINGS = SourceSettings(address=StreamAddress(stream="orders"))
 STREAMS = {"": StreamIs("arn", 1)}
 
 
@@ -73,7 +73,7 @@ def test_the_shards_share_the_bytes_of_kept_rows(count, inline_bytes_max, kept):
         is_first=False,
     )
 
-    assert {each.cursor.rows_bytes_max for each in planner.running.values()} == {kept}
+    assert {each.cursor.rows_bytes_max for each in planner.searches.values()} == {kept}
 
 
 # What is known of a shard when the records that exist now are wanted. The service's time lies
@@ -107,7 +107,7 @@ def test_all_that_exists_is_read_at_a_tip_seen_since_or_at_a_record_that_came_la
     early, late = planner.service.surely_past_ms(now), planner.service.surely_ahead_ms(now)
     planner.end_at_now(now)
     planner.listing.listed(shards(1, closed=[0] if closed else ()), 10.1)
-    cursor = planner.running["s000"].cursor
+    cursor = planner.searches["s000"].cursor
     shift = early - 9_000
     assert late == 11_001
     if head_s is not None:
@@ -130,7 +130,7 @@ def test_all_that_exists_is_read_at_a_tip_seen_since_or_at_a_record_that_came_la
 
 def test_the_report_names_the_twenty_worst_shards_and_adds_up_all():
     planner = planner_at(22)
-    for number, running in enumerate(planner.running.values()):
+    for number, running in enumerate(planner.searches.values()):
         running.cursor.lag_ms = None if number == 21 else number
         running.cursor.density = Density(1 / 3, 10 / 3, 10.0) if number < 2 else None
         running.throttles = 2 if number == 1 else 0
@@ -155,7 +155,7 @@ def test_the_report_names_the_twenty_worst_shards_and_adds_up_all():
         "lossesTotal": 7,
     }
     assert planner_at(1).report()["lagMsMax"] is None
-    for running in planner.running.values():
+    for running in planner.searches.values():
         running.cursor.lag_ms = 0
     assert [*planner.report()["shards"]][:2] == ["s001", "s000"], "then those throttled most"
 
@@ -218,11 +218,11 @@ def test_a_batch_whose_rows_do_not_travel_costs_a_call_and_its_bytes_again(
     (ask,) = planner.asks(0.0)
     rows = [Record(b"x" * 99_900, "k", number, 1.0) for number in ("5", "6", "7")]
     planner.take(ask, Paged("t", FetchedPage(rows, "u", 0), 0.0, 0.0), 0.0, 0.5)
-    planner.running["s000"].cursor.find(after("7"), tip_ms=1)
+    planner.searches["s000"].cursor.find(after("7"), tip_ms=1)
     end = planner.offer(0.0)
     assert end.shards == {"s000": after("7")}
 
-    budget = planner.running["s000"].budget
+    budget = planner.searches["s000"].budget
     rests_until = 1.0 if inline_bytes_max == 0 else 0.0  # 200,000 bytes, a tenth of the rate
     assert budget.ready_at(0.0) == rests_until
     for _ in range(calls_left):

@@ -11,9 +11,11 @@ from kclrun.errors import NotFound, Throttled, Unavailable
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.time import backoff_s
-from kclrun.spark.options import Reached, SourceSettings
-from kclrun.spark.planning.batch_target import ServiceTime, TargetSearch, Window, admitted_s
+from kclrun.spark.options import SourceSettings, StreamAddress
+from kclrun.spark.planning.batch_target import TargetSearch, Window, admitted_s
 from kclrun.spark.planning.bound_search import BatchTarget, find_bound
+from kclrun.spark.planning.read_budget import ReadBudget, Tick
+from kclrun.spark.planning.service_time import ServiceTime
 from kclrun.spark.planning.shard_cursor import (
     Delayed,
     Density,
@@ -28,11 +30,11 @@ from kclrun.spark.planning.shard_cursor import (
     density_of,
     size_of,
 )
-from kclrun.spark.planning.shard_search import Moment, ReadBudget, ShardSearch, Tick
+from kclrun.spark.planning.shard_search import AnswerTimes, ShardSearch
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
 from tests.support.tables import over_rows
 
-SETTINGS = SourceSettings(reached=Reached(stream="s"), retry_attempts=3)
+SETTINGS = SourceSettings(address=StreamAddress(stream="s"), retry_attempts=3)
 
 
 def record(number, at=0.0):
@@ -575,7 +577,7 @@ def test_a_search_waits_for_its_answer_then_for_its_budget_and_for_ever_if_the_s
     shard.begin(BatchTarget(9, 9))
     assert shard.target == BatchTarget(1, 1_000, is_tip=True), "one search after the other"
 
-    shard.take(ask.turn, Slowed("made", Throttled("slow")), Moment(1.0, 0, 0.5), SETTINGS)
+    shard.take(ask.turn, Slowed("made", Throttled("slow")), AnswerTimes(1.0, 0, 0.5), SETTINGS)
     assert (shard.throttles, shard.failures) == (1, 1)
     assert shard.is_held(1.0)
     assert shard.wakes_at(1.0) == 1.0 + backoff_s(1, 0.5)
@@ -583,11 +585,11 @@ def test_a_search_waits_for_its_answer_then_for_its_budget_and_for_ever_if_the_s
     again = shard.ask(2.0)
     assert again.read.token == "made"
     assert again.turn == ask.turn + 1
-    shard.take(again.turn, Delayed(None, Unavailable("down")), Moment(2.0, 0, 0.5), SETTINGS)
+    shard.take(again.turn, Delayed(None, Unavailable("down")), AnswerTimes(2.0, 0, 0.5), SETTINGS)
     assert (shard.throttles, shard.failures) == (1, 2), "a delay is not a throttle"
 
     ask = shard.ask(9.0)
-    shard.take(ask.turn, Gone(NotFound("gone"), 9.0), Moment(9.0, 0, 0.5), SETTINGS)
+    shard.take(ask.turn, Gone(NotFound("gone"), 9.0), AnswerTimes(9.0, 0, 0.5), SETTINGS)
     assert (shard.ready_at(99.0), shard.is_held(99.0), shard.wakes_at(99.0)) == (inf, True, inf)
     shard.stop()
     shard.begin(BatchTarget(9, 9))
@@ -597,7 +599,9 @@ def test_a_search_waits_for_its_answer_then_for_its_budget_and_for_ever_if_the_s
 def test_a_page_ends_the_row_of_failures_and_a_stopped_search_begins_anew():
     shard = running()
     shard.failures = 2
-    shard.take(shard.ask(0.0).turn, paged(record(2), behind_ms=5), Moment(0.0, 0, 0.5), SETTINGS)
+    shard.take(
+        shard.ask(0.0).turn, paged(record(2), behind_ms=5), AnswerTimes(0.0, 0, 0.5), SETTINGS
+    )
     assert shard.failures == 0
     shard.stop()
     assert (shard.is_searching, shard.target, shard.ask(9.0)) == (False, None, None)
@@ -616,7 +620,7 @@ def test_a_shard_reports_its_lag_its_rates_and_whether_its_tip_was_seen():
         "atTip": False,
     }
     rows = [record(n, n / 3) for n in (1, 2, 3)]
-    shard.take(shard.ask(0.0).turn, paged(*rows), Moment(0.0, 7, 0.5), SETTINGS)
+    shard.take(shard.ask(0.0).turn, paged(*rows), AnswerTimes(0.0, 7, 0.5), SETTINGS)
 
     assert shard.report() == {
         "lagMs": 0,
@@ -762,12 +766,12 @@ def test_executors_get_an_iterator_while_it_lives_and_only_where_no_record_is_mi
 
 def test_an_expired_iterator_is_made_anew():
     shard = running()
-    shard.take(shard.ask(0.0).turn, paged(behind_ms=5), Moment(0.0, 0, 0.5), SETTINGS)
+    shard.take(shard.ask(0.0).turn, paged(behind_ms=5), AnswerTimes(0.0, 0, 0.5), SETTINGS)
     jump = shard.ask(0.0)
-    shard.take(jump.turn, paged(behind_ms=5, following="old"), Moment(0.0, 0, 0.5), SETTINGS)
+    shard.take(jump.turn, paged(behind_ms=5, following="old"), AnswerTimes(0.0, 0, 0.5), SETTINGS)
     ask = shard.ask(0.0)
     assert ask.read.token == "old"
-    shard.take(ask.turn, Expired(), Moment(0.0, 0, 0.5), SETTINGS)
+    shard.take(ask.turn, Expired(), AnswerTimes(0.0, 0, 0.5), SETTINGS)
 
     assert shard.ask(0.0).read.opening.kind is IteratorType.AT_TIMESTAMP
 
@@ -778,12 +782,12 @@ def test_failures_in_a_row_are_waited_out_and_counted():
     now = 0.0
     for _ in range(2):
         now = shard.ready_at(now)
-        shard.take(shard.ask(now).turn, Delayed(None, error), Moment(now, 0, 0.5), SETTINGS)
+        shard.take(shard.ask(now).turn, Delayed(None, error), AnswerTimes(now, 0, 0.5), SETTINGS)
         assert shard.ask(now) is None
     now = shard.ready_at(now)
 
     with pytest.raises(Unavailable, match="down"):
-        shard.take(shard.ask(now).turn, Delayed(None, error), Moment(now, 0, 0.5), SETTINGS)
+        shard.take(shard.ask(now).turn, Delayed(None, error), AnswerTimes(now, 0, 0.5), SETTINGS)
 
 
 def test_an_answer_to_an_older_question_is_ignored():
@@ -791,7 +795,7 @@ def test_an_answer_to_an_older_question_is_ignored():
     turn = shard.ask(0.0).turn
     shard.stop()
     for _ in range(2):
-        shard.take(turn, paged(record(1)), Moment(0.0, 0, 0.5), SETTINGS)
+        shard.take(turn, paged(record(1)), AnswerTimes(0.0, 0, 0.5), SETTINGS)
         shard.begin(BatchTarget(1, 1_000, is_tip=True))
         shard.ask(0.0)
 

@@ -6,16 +6,8 @@ from kclrun.config.load import settings_of
 from kclrun.errors import SettingsError
 from kclrun.lifecycle.stopping import Stage, StopPlan
 from kclrun.model.time import Instant, WallTime
-from kclrun.spark.options import (
-    LeasesAt,
-    Reached,
-    SourceSettings,
-    Start,
-    StartKind,
-    Use,
-    read_source_options,
-    source_texts,
-)
+from kclrun.spark.option_reading import Use, read_source_options, source_texts
+from kclrun.spark.options import LeasesAt, SourceSettings, Start, StartKind, StreamAddress
 from kclrun.spark.running.failures import level_of_line
 from kclrun.spark.running.query import as_option_texts, source_settings
 from tests.support.tables import over_rows
@@ -41,7 +33,7 @@ def test_the_settings_of_the_file_are_those_of_the_source():
         "spark: {checkpoint: /c, source: {maxRecordsPerTrigger: 1000, failOnDataLoss: false,"
         " maxBytesPerTrigger: 1048576, retryBackoffMax: 10s, maxReadsPerSecondPerShard: 2}}"
     ) == SourceSettings(
-        reached=Reached(
+        address=StreamAddress(
             stream="orders",
             region="eu-west-1",
             endpoint_url="https://k.x",
@@ -90,7 +82,7 @@ def test_a_setting_that_the_source_refuses_is_named_as_its_option(more, reported
 def test_one_service_elsewhere_is_where_the_source_goes():
     given = source("aws: {endpoint: 'https://a.x', endpoints: {kinesis: 'https://k.x'}}")
 
-    assert given.reached.endpoint_url == "https://k.x"
+    assert given.address.endpoint_url == "https://k.x"
 
 
 def test_a_start_at_leases_finds_dynamodb_where_the_file_says():
@@ -105,7 +97,7 @@ def test_a_start_at_leases_finds_dynamodb_where_the_file_says():
 def test_an_arn_says_its_region_itself():
     arn = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 
-    assert source("aws: {region: us-east-1}", arn).reached == Reached(stream=arn)
+    assert source("aws: {region: us-east-1}", arn).address == StreamAddress(stream=arn)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from kclrun.model.letter import LetterDestination
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.time import WallTime
 from kclrun.processor import RecordProcessor
-from kclrun.spark.options import Reached, SourceSettings
+from kclrun.spark.options import SourceSettings, StreamAddress
 from kclrun.spark.processors import source as processors
 from kclrun.spark.processors.source import ProcessorReader, process
 from kclrun.spark.running import query
@@ -229,7 +229,7 @@ def test_a_processor_is_a_format_of_its_own_whose_rows_leave_without_accounts(mo
     with pytest.raises(SettingsError, match="a RecordProcessor runs on a stream only"):
         source({"streamName": "s"}).reader(None)
     reader = source({"streamName": "s"}).streamReader(None)
-    assert (reader._job, reader._settings.reached.stream) == (source.job, "s")
+    assert (reader._job, reader._settings.address.stream) == (source.job, "s")
 
 
 LETTERS = {"then": "dead-letter"}
@@ -279,7 +279,9 @@ def test_an_argument_left_out_is_what_the_setting_is_left_out(monkeypatch, spark
     settings = settings_of(whole, environment={}, now=WallTime(1.0))
     registered = []
     spark.register = registered.append
-    processors.processor_stream(spark, settings, SourceSettings(reached=Reached(stream="s")), [])
+    processors.processor_stream(
+        spark, settings, SourceSettings(address=StreamAddress(stream="s")), []
+    )
 
     assert registered[0].job == ours
 
@@ -302,8 +304,8 @@ def test_rows_of_several_streams_keep_the_column_and_settings_make_the_same_job(
         "decode: glue\naws: {endpoints: {glue: https://x}}\noutput: {path: o, schema: a int}"
     )
     settings = settings_of(text, environment={}, now=WallTime(1.0))
-    reached = Reached(stream="a,b")
-    processors.processor_stream(spark, settings, SourceSettings(reached=reached), ["/p"])
+    reached = StreamAddress(stream="a,b")
+    processors.processor_stream(spark, settings, SourceSettings(address=reached), ["/p"])
 
     job = registered[0].job
     assert (job.application, job.stream, job.processor, job.paths) == (
@@ -324,7 +326,7 @@ def test_the_tasks_of_one_reader_have_the_second_of_its_first_batch(monkeypatch)
         StreamReader, "partitions", lambda *_: [ShardsPartition(("one",)), ShardsPartition(())]
     )
     reader = ProcessorReader(
-        SourceSettings(reached=Reached(stream="s")), SimpleNamespace(state=None)
+        SourceSettings(address=StreamAddress(stream="s")), SimpleNamespace(state=None)
     )
 
     made = [each for _ in range(2) for each in reader.partitions({}, {})]

@@ -22,15 +22,8 @@ from kclrun.spark.offsets import (
     parts_of,
     ranges_between,
 )
-from kclrun.spark.options import (
-    LeasesAt,
-    Reached,
-    SourceSettings,
-    Start,
-    StartKind,
-    Use,
-    read_source_options,
-)
+from kclrun.spark.option_reading import Use, read_source_options
+from kclrun.spark.options import LeasesAt, SourceSettings, Start, StartKind, StreamAddress
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, before
 from kclrun.spark.stream_set import StreamsAdmin, StreamsReader, summary_of
 from tests.support.stream_ports import ModelStream
@@ -77,7 +70,7 @@ class World:
         return OffsetPlanner(
             StreamsReader(ports) if several else ports[names[0]],
             StreamsAdmin(ports) if several else ports[names[0]],
-            SourceSettings(reached=Reached(stream=",".join(names)), start=start, **settings),
+            SourceSettings(address=StreamAddress(stream=",".join(names)), start=start, **settings),
             clock=lambda: self.at,
             wall=lambda: self.at,
             wait=self.wait,
@@ -112,14 +105,14 @@ def world():
 
 def test_the_option_takes_names_in_any_order_and_one_checkpoint_comes_of_it():
     one, other = (
-        read_source_options({"streamName": text}, Use.STREAM).reached
+        read_source_options({"streamName": text}, Use.STREAM).address
         for text in ("returns, orders", "orders,returns")
     )
 
     assert one == other
     assert [each.stream for each in one.each()] == ["orders", "returns"]
     assert one.named(R0) == ("returns", FIRST)
-    assert Reached(stream="orders").named(FIRST) == ("orders", FIRST)
+    assert StreamAddress(stream="orders").named(FIRST) == ("orders", FIRST)
 
 
 def test_one_batch_reads_both_streams_and_their_offset_stands_under_their_names(world):

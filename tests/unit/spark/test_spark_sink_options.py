@@ -11,7 +11,8 @@ from kclrun.model.record import PutEntry
 from kclrun.model.shard import HashRange, Shard
 from kclrun.ports import ShardFilter
 from kclrun.producing.flow_control import ProducerMetrics, ShardMetrics
-from kclrun.spark.options import Reached, SinkSettings, sink_settings
+from kclrun.spark.option_reading import sink_settings
+from kclrun.spark.options import SinkSettings, StreamAddress
 from kclrun.spark.sink import shards as sink_shards
 from kclrun.spark.sink import writing
 from kclrun.spark.sink.columns import check_columns
@@ -30,7 +31,7 @@ def refusal(options):
 class TestOptions:
     def test_the_defaults_keep_order_and_leave_records_as_they_are(self):
         assert sink_settings({"streamname": "flights"}) == SinkSettings(
-            reached=Reached(stream="flights"),
+            address=StreamAddress(stream="flights"),
             keeps_order=True,
             aggregates=False,
             record_bytes_max=None,
@@ -54,7 +55,7 @@ class TestOptions:
         )
 
         assert settings == SinkSettings(
-            reached=Reached(
+            address=StreamAddress(
                 stream=arn,
                 endpoint_url="http://127.0.0.1:4567",
                 role_arn="arn:aws:iam::123456789012:role/writer",
@@ -308,7 +309,7 @@ class TestRows:
 
 
 SHARD = Shard("shardId-000000000000", HashRange(0, 2**128 - 1), "1")
-FLIGHTS = Reached(stream="flights")
+FLIGHTS = StreamAddress(stream="flights")
 
 
 class Asked:
@@ -346,13 +347,13 @@ class TestOpenShards:
 
     def test_streams_are_kept_apart_and_sixteen_of_them_the_oldest_listing_goes_first(self):
         service = Asked(*((SHARD,) * n for n in range(1, 20)))
-        listed = [service.shards.of(Reached(stream=f"s{n}")) for n in range(16)]
+        listed = [service.shards.of(StreamAddress(stream=f"s{n}")) for n in range(16)]
         assert [len(each) for each in listed] == [*range(1, 17)]
         service.pass_time(31)
 
         for name, shards in {"s0": 17, "new": 18, "s2": 3, "s1": 19, "s0 again": 17}.items():
             service.pass_time(-31 * (name == "s2"))
-            assert len(service.shards.of(Reached(stream=name.partition(" ")[0]))) == shards
+            assert len(service.shards.of(StreamAddress(stream=name.partition(" ")[0]))) == shards
 
     def test_a_forked_process_lists_anew(self, monkeypatch):
         forked, service = {}, Asked((SHARD,), (SHARD, SHARD))
@@ -384,7 +385,7 @@ class TestOpenShards:
     )
     def test_an_error_says_where_the_stream_was_looked_for(self, place, said):
         with pytest.raises(NotFound, match=said):
-            Asked(NotFound("no")).shards.of(Reached(stream="flights", **place))
+            Asked(NotFound("no")).shards.of(StreamAddress(stream="flights", **place))
 
     def test_throttling_is_waited_out(self):
         service = Asked(Throttled("slower"), Unavailable("down"), (SHARD,))

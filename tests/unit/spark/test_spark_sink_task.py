@@ -13,7 +13,7 @@ from kclrun.errors import SettingsError
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.time import WallTime
-from kclrun.spark.options import Reached, SinkSettings
+from kclrun.spark.options import SinkSettings, StreamAddress
 from kclrun.spark.sink import writers as task
 from kclrun.spark.sink.report import TaskReport
 from kclrun.spark.sink.writers import TaskDone
@@ -44,7 +44,7 @@ def batch(*data):
 
 
 def test_a_task_ends_once_all_rows_of_all_its_batches_are_in_the_stream(stream, monkeypatch):
-    settings = SinkSettings(reached=Reached(stream="s"))
+    settings = SinkSettings(address=StreamAddress(stream="s"))
     batches = [batch(b"1", b"2"), batch(b"3")]
     closed, close = [], task.KinesisProducer.close
     monkeypatch.setattr(task.KinesisProducer, "close", lambda made: closed.append(close(made)))
@@ -71,7 +71,7 @@ def report(rows=1, refused=0):
 
 
 def writer(kind, name="s"):
-    return kind(SinkSettings(reached=Reached(stream=name)), ())
+    return kind(SinkSettings(address=StreamAddress(stream=name)), ())
 
 
 def test_a_slowdown_is_a_warning_and_its_end_a_line_of_its_own(monkeypatch, caplog):
@@ -117,13 +117,13 @@ def test_a_batch_that_failed_tells_which_rows_are_in_the_stream(caplog, kind, ar
 
 def test_the_pace_of_sixteen_streams_is_kept_from_task_to_task(monkeypatch):
     monkeypatch.setattr(task, "_FLOWS", OrderedDict())
-    flows = [task._flow(Reached(stream=f"s{number}")) for number in range(16)]
-    assert task._flow(Reached(stream="s0")) is flows[0]
-    task._flow(Reached(stream="s16"))
+    flows = [task._flow(StreamAddress(stream=f"s{number}")) for number in range(16)]
+    assert task._flow(StreamAddress(stream="s0")) is flows[0]
+    task._flow(StreamAddress(stream="s16"))
 
-    assert task._flow(Reached(stream="s0")) is flows[0], "it was used since"
-    assert task._flow(Reached(stream="s2")) is flows[2]
-    assert task._flow(Reached(stream="s1")) is not flows[1]
+    assert task._flow(StreamAddress(stream="s0")) is flows[0], "it was used since"
+    assert task._flow(StreamAddress(stream="s2")) is flows[2]
+    assert task._flow(StreamAddress(stream="s1")) is not flows[1]
 
 
 @pytest.mark.parametrize("made", [task.batch_writer, task.stream_writer])

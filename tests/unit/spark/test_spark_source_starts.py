@@ -18,7 +18,7 @@ from kclrun.spark import offset_planner, requests, source
 from kclrun.spark.engine.versions import installed
 from kclrun.spark.executor.reading import ARROW_SCHEMA, SCHEMA
 from kclrun.spark.offsets import Offset, StreamIs, encode_offset
-from kclrun.spark.options import Reached, SourceSettings, StartKind
+from kclrun.spark.options import SourceSettings, StartKind, StreamAddress
 from kclrun.spark.positions import after
 from kclrun.spark.source import KclrunDataSource, Narrowing, StreamReader, _packed
 from kclrun.spark.stream_set import StreamsAdmin
@@ -60,7 +60,7 @@ class Asked:
 
 @pytest.fixture
 def reader():
-    made = StreamReader(SourceSettings(reached=Reached(stream="s")))
+    made = StreamReader(SourceSettings(address=StreamAddress(stream="s")))
     made._passes_start = False
     made._planner = Asked()
     return made
@@ -109,14 +109,14 @@ def test_the_limit_of_a_batch_is_one_of_spark_s(monkeypatch, limits, named):
         "pyspark.sql.streaming.datasource",
         SimpleNamespace(ReadMaxBytes=limit("ReadMaxBytes"), ReadMaxRows=limit("ReadMaxRows")),
     )
-    reader = StreamReader(SourceSettings(reached=Reached(stream="s"), **limits))
+    reader = StreamReader(SourceSettings(address=StreamAddress(stream="s"), **limits))
 
     assert reader.getDefaultReadLimit() == named
 
 
 @pytest.mark.parametrize("takes_all", [False, True])
 def test_a_spark_that_says_where_it_stands_gets_the_start_itself_without_new_records(takes_all):
-    reader = StreamReader(SourceSettings(reached=Reached(stream="s")))
+    reader = StreamReader(SourceSettings(address=StreamAddress(stream="s")))
     reader._passes_start = True
     asked = []
 
@@ -142,7 +142,7 @@ def test_what_spark_says_of_the_trigger_and_the_end_reaches_the_planner(reader):
     reader.stop()
 
     assert reader._planner.calls == ["available now", "close"]
-    made = StreamReader(SourceSettings(reached=Reached(stream="s")))
+    made = StreamReader(SourceSettings(address=StreamAddress(stream="s")))
     assert made._passes_start == installed().passes_start
     if hasattr(pyspark.sql.streaming.datasource, "SupportsTriggerAvailableNow"):
         assert isinstance(made, pyspark.sql.streaming.datasource.SupportsTriggerAvailableNow)
@@ -236,7 +236,7 @@ def test_only_our_columns_are_taken_and_each_stream_must_be_there(monkeypatch, p
 
     assert made.schema() == SCHEMA
     assert looked_for == ["a", "b"]
-    assert made.streamReader(OURS)._settings.reached.stream == "a,b"
+    assert made.streamReader(OURS)._settings.address.stream == "a,b"
     for reads in (made.streamReader, made.reader):
         with pytest.raises(SettingsError, match="has columns of its own"):
             reads(OTHERS)
@@ -253,7 +253,7 @@ def test_ranges_become_tasks_of_at_most_so_many_shards():
     shards = {f"s{number}": after("9") for number in range(5)}
     start = Offset(streams={"": StreamIs("arn:x", 1)}, shards={each: after("1") for each in shards})
     end = Offset(streams=start.streams, shards=shards)
-    settings = SourceSettings(reached=Reached(stream="s"), shards_per_task=2)
+    settings = SourceSettings(address=StreamAddress(stream="s"), shards_per_task=2)
 
     tasks = _packed(start, end, {}, settings)
     assert sorted(len(each.ranges) for each in tasks) == [1, 2, 2]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from kclrun.local.server import start_embedded
-from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
+from kclrun.spark.options import SourceSettings, Start, StartKind, StreamAddress
 from kclrun.spark.source import StreamReader
 from tests.patience import HUNG_S
 
@@ -21,7 +21,7 @@ def reached(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     with start_embedded() as embedded:
-        reached = Reached(stream="twice", region="us-east-1", endpoint_url=embedded.endpoint)
+        reached = StreamAddress(stream="twice", region="us-east-1", endpoint_url=embedded.endpoint)
         client = boto3.client("kinesis", endpoint_url=embedded.endpoint, region_name="us-east-1")
         client.create_stream(StreamName="twice", ShardCount=SHARDS)
         for first in range(0, RECORDS, 500):
@@ -49,7 +49,7 @@ def rows_by_shard(batches):
 def test_two_attempts_at_the_same_time_give_the_same_rows(reached, inline_bytes_max):
     start_at = Start(StartKind.EARLIEST)
     settings = SourceSettings(
-        reached=reached, start=start_at, inline_bytes_max=inline_bytes_max, shards_per_task=2
+        address=reached, start=start_at, inline_bytes_max=inline_bytes_max, shards_per_task=2
     )
     driver = StreamReader(settings)
     start = driver.initialOffset()

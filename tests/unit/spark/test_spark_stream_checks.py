@@ -9,14 +9,14 @@ from kclrun.model.time import WallTime
 from kclrun.ports import StreamSummary
 from kclrun.spark.offset_planner import identities
 from kclrun.spark.offsets import Hint, Offset, ShardRange, StreamIs
-from kclrun.spark.options import Reached, SourceSettings
+from kclrun.spark.options import SourceSettings, StreamAddress
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON
 from kclrun.spark.requests import require_stream
 from kclrun.spark.source import ShardsPartition, StreamReader
 
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/flights"
 SUMMARY = StreamSummary("flights", ARN, "ACTIVE", 24, 1, WallTime(1_700_000_000.123))
-REACHED = Reached(stream="flights", region="eu-west-1")
+REACHED = StreamAddress(stream="flights", region="eu-west-1")
 
 
 class Service:
@@ -102,7 +102,7 @@ def test_what_a_task_is_given_travels_and_names_no_token_and_no_record():
 
 
 def test_a_reader_travels_with_its_settings_and_nothing_that_is_connected():
-    reader = StreamReader(SourceSettings(reached=REACHED))
+    reader = StreamReader(SourceSettings(address=REACHED))
     reader._planner = object()
     reader._stands_at = offset()
 

@@ -12,8 +12,8 @@ from kclrun.model.reading import FetchedPage
 from kclrun.model.record import Record
 from kclrun.spark.offset_planner import OffsetPlanner
 from kclrun.spark.offsets import ranges_between
-from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
-from kclrun.spark.planning.shard_search import ReadBudget
+from kclrun.spark.options import SourceSettings, Start, StartKind, StreamAddress
+from kclrun.spark.planning.read_budget import ReadBudget
 from kclrun.spark.positions import SHARD_END, after
 from kclrun.spark.subscribed import SubscribedReader
 from tests.patience import HUNG_S
@@ -49,7 +49,7 @@ class World:
         self.query = OffsetPlanner(
             self.reader,
             self.model,
-            SourceSettings(reached=Reached(stream="s"), start=EARLIEST, **settings),
+            SourceSettings(address=StreamAddress(stream="s"), start=EARLIEST, **settings),
             clock=lambda: self.elapsed,
             wall=self.now,
             wait=self.wait,
@@ -300,7 +300,9 @@ def test_a_thread_wakes_the_planner_that_waits_and_ends_with_it():
     kinesis.create_stream("s", 1, time.time())
     model, pushing = ModelStream(kinesis, "s", time.time), Pushing()
     reader = SubscribedReader(model, pushing, now=time.monotonic, service_time=time.time)
-    settings = SourceSettings(reached=Reached(stream="s"), start=EARLIEST, poll_interval_s=60.0)
+    settings = SourceSettings(
+        address=StreamAddress(stream="s"), start=EARLIEST, poll_interval_s=60.0
+    )
     query = OffsetPlanner(reader, model, settings)
     start, deadline = query.initial_offset(), time.monotonic() + HUNG_S
     pushing.push()

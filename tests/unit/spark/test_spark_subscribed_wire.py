@@ -10,7 +10,8 @@ from kclrun.aws.fan_out import StreamConsumers
 from kclrun.errors import InvalidRequest, NotFound, SettingsError
 from kclrun.model.quotas import CONSUMERS_DEFAULT
 from kclrun.model.record import IteratorType, StartPoint
-from kclrun.spark.options import Reached, Use, read_source_options
+from kclrun.spark.option_reading import Use, read_source_options
+from kclrun.spark.options import StreamAddress
 from kclrun.spark.requests import Connected
 from kclrun.spark.source import StreamReader
 from kclrun.spark.subscribed import NamedConsumer
@@ -57,7 +58,9 @@ def stream(kinesis):
 
 @pytest.fixture
 def connected(endpoint, credentials):
-    return lambda name: Connected(Reached(stream=name, region="us-east-1", endpoint_url=endpoint))
+    return lambda name: Connected(
+        StreamAddress(stream=name, region="us-east-1", endpoint_url=endpoint)
+    )
 
 
 def consumers_of(connection):

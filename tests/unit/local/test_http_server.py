@@ -24,10 +24,13 @@ from botocore.parsers import ResponseParserError
 
 from kclrun.codec.cbor import decode_cbor, encode_cbor
 from kclrun.codec.event_stream import MessageDecoder
-from kclrun.local import http_face
+from kclrun.local import forwarding as forwarding_module
+from kclrun.local import moto_server
 from kclrun.local.asgi import BodyTooLarge, ClientGone, read_body
-from kclrun.local.http_face import Forwarder, HttpFace, MotoFace
+from kclrun.local.forwarding import Forwarder
+from kclrun.local.http_server import HttpServer
 from kclrun.local.limits import AWS_LIMITS
+from kclrun.local.moto_server import MotoServer
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.signatures import Credentials
 from tests.patience import HUNG_S
@@ -40,14 +43,14 @@ FIRST = "shardId-000000000000"
 
 @pytest.fixture(scope="module")
 def embedded():
-    with served(HttpFace(Kinesis(KinesisSettings(), b"s" * 32), None)) as endpoint:
+    with served(HttpServer(Kinesis(KinesisSettings(), b"s" * 32), None)) as endpoint:
         yield SimpleNamespace(endpoint=endpoint)
 
 
 @pytest.fixture(scope="module")
 def guarded():
     kinesis = Kinesis(KinesisSettings(limits=AWS_LIMITS), b"s" * 32)
-    with served(HttpFace(kinesis, None, Credentials(KEY, SECRET))) as endpoint:
+    with served(HttpServer(kinesis, None, Credentials(KEY, SECRET))) as endpoint:
         yield SimpleNamespace(endpoint=endpoint)
 
 
@@ -408,7 +411,7 @@ def forwarding(behind):
     """An endpoint of Kinesis that forwards all else to `behind`."""
     with served(behind) as target:
         forwarder = Forwarder(urlsplit(target).port)
-        face = HttpFace(Kinesis(KinesisSettings(), b"s" * 32), forwarder)
+        face = HttpServer(Kinesis(KinesisSettings(), b"s" * 32), forwarder)
         with served(face, forwarder) as endpoint:
             yield endpoint
 
@@ -467,7 +470,7 @@ def test_a_head_has_the_length_of_what_a_get_would_have_and_no_body(behind, forw
 def test_a_connection_that_was_idle_too_long_or_that_is_one_too_many_is_not_used_again(
     behind, forwarding, monkeypatch, name, value
 ):
-    monkeypatch.setattr(http_face, name, value)
+    monkeypatch.setattr(forwarding_module, name, value)
 
     for _ in range(2):
         assert ask(forwarding, "GET", "/")[0] == 207
@@ -523,7 +526,7 @@ def test_what_does_not_answer_is_unavailable_and_kinesis_goes_on(answer):
                 port = closed.getsockname()[1]
         else:
             port = stack.enter_context(raw(answer))
-        face = HttpFace(Kinesis(KinesisSettings(), b"s" * 32), Forwarder(port))
+        face = HttpServer(Kinesis(KinesisSettings(), b"s" * 32), Forwarder(port))
         endpoint = stack.enter_context(served(face))
 
         status, headers, body = post(endpoint, "DynamoDB_20120810.ListTables", b"{}")
@@ -618,7 +621,7 @@ class Wsgi:
 
 def test_an_application_sees_a_request_as_wsgi_describes_it():
     wsgi = Wsgi()
-    with served(MotoFace(wsgi, None)) as endpoint:
+    with served(MotoServer(wsgi, None)) as endpoint:
         where = urlsplit(endpoint)
         with socket.create_connection((where.hostname, where.port), HUNG_S) as connection:
             connection.sendall(
@@ -667,7 +670,7 @@ def test_an_application_sees_a_request_as_wsgi_describes_it():
 )
 def test_an_answer_of_an_application_has_its_length_and_one_date(method, headers, length, content):
     wsgi, before = Wsgi(headers), int(time.time())
-    with served(MotoFace(wsgi, None)) as endpoint:
+    with served(MotoServer(wsgi, None)) as endpoint:
         status, answered, body = ask(endpoint, method, "/")
 
     assert (status, answered["x-own"], body) == (207, "own", content)
@@ -680,9 +683,9 @@ def test_an_answer_of_an_application_has_its_length_and_one_date(method, headers
 
 
 def test_a_request_to_an_application_is_bounded(monkeypatch):
-    monkeypatch.setattr(http_face, "_MOTO_BODY_BYTES_MAX", 3)
+    monkeypatch.setattr(moto_server, "_MOTO_BODY_BYTES_MAX", 3)
     wsgi = Wsgi()
-    with served(MotoFace(wsgi, None)) as endpoint:
+    with served(MotoServer(wsgi, None)) as endpoint:
         assert ask(endpoint, "PUT", "/", b"abc")[0] == 207
         status, headers, body = ask(endpoint, "PUT", "/", b"abcd")
 
@@ -702,7 +705,7 @@ def test_only_what_is_signed_with_the_right_secret_reaches_an_application(
     client, service, operation, mismatch, unknown
 ):
     wsgi = Wsgi([("Content-Type", "text/plain")], pieces=())
-    with served(MotoFace(wsgi, Credentials(KEY, SECRET))) as endpoint:
+    with served(MotoServer(wsgi, Credentials(KEY, SECRET))) as endpoint:
 
         def call(**given):
             return getattr(client(service, endpoint, **given), operation)

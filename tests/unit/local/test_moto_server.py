@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from kclrun.local.http_face import MotoFace
+from kclrun.local.moto_server import MotoServer
 from kclrun.local.signatures import Credentials
 
 TOGETHER_MAX_S = 5.0
@@ -60,7 +60,7 @@ async def request(face, headers, body=b"body"):
 
 def all_at_once(application, headers):
     async def run():
-        face = MotoFace(application, None)
+        face = MotoServer(application, None)
         return await asyncio.gather(*(request(face, headers) for _ in range(4)))
 
     answers = asyncio.run(run())
@@ -89,7 +89,7 @@ def test_other_requests_are_answered_side_by_side():
 )
 def test_an_unsigned_request_never_reaches_the_application(content_type, status, code):
     application = Application(expected=1, stay_max_s=0)
-    face = MotoFace(application, Credentials("key", "secret"))
+    face = MotoServer(application, Credentials("key", "secret"))
 
     answer = asyncio.run(request(face, [(b"content-type", content_type)]))
 

@@ -1,0 +1,1 @@
+"""HTTP/1.1 as this package speaks it: heads, one exchange, kept connections."""
