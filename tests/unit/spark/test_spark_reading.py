@@ -567,8 +567,13 @@ def test_an_error_of_one_shard_ends_the_reading_of_all():
     wanted[2] = world.range(TRIM_HORIZON, after("5"), shard="shardId-000000000099")
     world.fault = lambda call: empty("anywhere") if call == "fetch" else None
 
+    # A missing shard is looked for during ten seconds of this clock.
+    hurried = Clocks(
+        monotonic=lambda: 100 * time.monotonic(), sleep=lambda seconds: time.sleep(seconds / 100)
+    )
+
     with pytest.raises(DataLoss, match="shardId-000000000099"):
-        world.read(*wanted, clocks=Clocks())
+        world.read(*wanted, clocks=hurried)
 
     assert _reading_threads() == []
 
