@@ -18,8 +18,6 @@ from kclrun.spark.positions import TRIM_HORIZON, after
 from kclrun.spark.requests import Connected, Kept, connected
 from kclrun.spark.stream_set import StreamsAdmin, StreamsReader
 
-ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
-
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch, tmp_path):
@@ -33,11 +31,6 @@ def _plain_environment(monkeypatch, tmp_path):
 
 def reached(endpoint, stream="orders"):
     return Reached(stream=stream, region="us-east-1", endpoint_url=endpoint)
-
-
-def test_the_region_of_an_arn_is_enough():
-    assert connected(Reached(stream=ARN)).endpoint.region == "eu-west-1"
-    assert connected(Reached(stream=ARN, region="eu-west-1")).endpoint.region == "eu-west-1"
 
 
 def test_a_region_is_needed():
