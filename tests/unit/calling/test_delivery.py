@@ -6,8 +6,10 @@ from kclrun.calling.delivery import (
     Delivery,
     Repetition,
     StartBatch,
+    attempt,
     error_words,
 )
+from kclrun.errors import FailedRecords
 from kclrun.lease.commands import (
     AllowDelivery,
     CallInitialize,
@@ -15,7 +17,7 @@ from kclrun.lease.commands import (
     CallShardEnded,
 )
 from kclrun.model.lease import Lease
-from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from tests.support.tables import over_rows
 
 NOW = 100.0
@@ -114,3 +116,28 @@ class Rows:
 
     def take_back_batch(self, checkpoint):
         self.calls.append(("take back", checkpoint))
+
+
+P11, P12 = ExtendedSequenceNumber("11"), ExtendedSequenceNumber("12")
+
+
+def test_the_rows_of_a_call_that_returns_belong_to_its_position():
+    rows = Rows()
+
+    attempt(lambda: rows.calls.append("call"), rows, P12, lambda: P11)
+
+    assert rows.calls == ["begin", "call", ("end", P12)]
+
+
+@pytest.mark.parametrize("error", [ValueError(), SystemExit(), FailedRecords([])])
+def test_the_rows_of_a_call_that_raises_are_taken_back_to_its_last_checkpoint(error):
+    rows, durable = Rows(), []
+
+    def checkpoints_and_raises():
+        durable.append(P11)
+        raise error
+
+    with pytest.raises(type(error)):
+        attempt(checkpoints_and_raises, rows, P12, lambda: durable[-1])
+
+    assert rows.calls == ["begin", ("take back", P11)]
