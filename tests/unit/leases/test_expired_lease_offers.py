@@ -6,14 +6,22 @@ from itertools import pairwise
 import pytest
 
 from kclrun.errors import InvariantViolation
+from kclrun.leases import commands as c
+from kclrun.leases import events as e
 from kclrun.leases.balancing import ExpiredLeaseOffers
+from kclrun.leases.policy import ManagerPolicy, Pace, scan_delay_s
 from kclrun.model.lease import OFFERED
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.protocol import writes as ch
 from kclrun.protocol.writes import (
     ConditionFailed,
+    Fate,
+    InFlight,
     OutcomeUnknown,
     Refused,
+    Throttled,
+    Unavailable,
+    has_ended_ownership,
 )
 from tests.unit.leases.manager_life import ME, OTHER, THIRD, ManagerLife, replace, row, rows_of
 
@@ -73,6 +81,20 @@ def test_what_we_offered_in_the_name_of_the_dead_we_take_ourselves_if_nobody_doe
     assert life.writes(ch.Take) == [ch.Take("d0", ME, OFFERED, 10, 10.0, "TRIM_HORIZON")]
 
 
+@pytest.mark.parametrize(
+    "outcome",
+    [ConditionFailed(None), Throttled("slow"), Unavailable("no route"), OutcomeUnknown("reset")],
+)
+def test_whatever_became_of_the_offer_the_next_scan_decides_anew(outcome):
+    life = beside_the_dead()
+
+    life.resolve(life.writes(ch.Offer)[0], outcome)
+    assert life.notes() == []
+    life.scan(renewed=False)
+
+    assert [offer.key for offer in life.writes(ch.Offer)] == ["d0"]
+
+
 def test_refused_offers_are_one_error_line():
     life = beside_the_dead(count=2)
     first, second = life.writes(ch.Offer)
@@ -81,6 +103,18 @@ def test_refused_offers_are_one_error_line():
     assert life.notes() == ["write_refused"]
     life.resolve(second, Refused("AccessDeniedException", "not authorized"))
     assert life.notes() == []
+
+
+def test_a_drain_waits_for_the_offers_under_way():
+    life = beside_the_dead()
+    offer = life.writes(ch.Offer)[0]
+    life.say(e.DrainRequested("SIGTERM"))
+
+    assert not life.asked(c.Finish)
+    assert life.core._balancer.has_writes_under_way
+    life.apply(offer)
+
+    assert not life.core._balancer.has_writes_under_way
 
 
 def test_an_offer_needs_an_owner_in_whose_name_it_is_made_and_an_outcome_needs_an_offer():
@@ -92,7 +126,64 @@ def test_an_offer_needs_an_owner_in_whose_name_it_is_made_and_an_outcome_needs_a
         expired_offers.resolved(ch.Offer("s0", DEAD, 9, AT, AT), OutcomeUnknown("reset"))
 
 
+def test_an_owner_that_lives_after_all_does_not_take_such_an_offer_for_its_own_checkpoint():
+    """Its own last write carried a later position than the offer left on the row [P6]."""
+    left = row("d0", OFFERED, 10, checkpoint=AT, offered_by=DEAD)
+    later = ExtendedSequenceNumber("18")
+
+    assert not has_ended_ownership(ch.Offer("d0", DEAD, 9, later, AT), left, 9)
+    renewal = InFlight()
+    renewal.begin(ch.Renew("d0", DEAD, 9))
+    assert renewal.judge(left, DEAD, 9) is Fate.LOST
+
+
 # How soon we look again.
+
+
+def test_a_manager_at_rest_looks_seldom_in_a_crowd_and_one_that_waits_for_something_often():
+    policy = ManagerPolicy(me="kclrun:g:h0:n")
+    crowd = {f"kclrun:g:h{number}:n" for number in range(1000)}
+    delays = {pace: scan_delay_s(policy, crowd, pace) for pace in Pace}
+
+    assert delays == {Pace.FAST: 1.0, Pace.MOVE: 5.0, Pace.REST: 20.0 * 1000 / 256}
+    assert scan_delay_s(policy, crowd) == delays[Pace.REST]
+    assert scan_delay_s(policy, {policy.me}) == 5.0
+
+
+def scans_of(life, seconds):
+    """The instants of the scans, in steps of ten milliseconds; each is answered at once."""
+    instants, reported = [], life.core.handle(e.Ticked(), life.now)
+    for _ in range(round(seconds * 100)):
+        if any(isinstance(command, c.ScanTable) for command in reported):
+            instants.append(round(life.now, 2))
+            life.say(e.LeasesScanned(tuple(life.rows.values())))
+            for take in life.writes(ch.Take):
+                life.apply(take)
+        life.now += 0.01
+        reported = life.core.handle(e.Ticked(), life.now)
+    return instants
+
+
+def test_a_manager_alone_has_64_leases_after_three_more_looks_a_second_apart():
+    life = ManagerLife(*rows_of(None, 64, "s"))
+    for take in life.writes(ch.Take):
+        life.apply(take)
+    assert len(life.core.held()) == 8
+
+    instants = scans_of(life, 3.5)
+
+    assert len(life.core.held()) == 64
+    assert [at - 100.0 for at in instants] == pytest.approx([1.0, 2.0, 3.0], abs=0.05)
+
+
+def test_after_the_haste_a_chance_gives_the_next_scan_its_phase():
+    life = ManagerLife(*rows_of(None, 8, "s"))
+    for take in life.writes(ch.Take):
+        life.apply(take)
+
+    instants = scans_of(life, 10.0)
+
+    assert [at - 100.0 for at in instants] == pytest.approx([1.0, 3.5, 8.5], abs=0.05)
 
 
 def test_takes_that_never_apply_do_not_keep_a_manager_in_haste():

@@ -5,9 +5,10 @@ import pytest
 from kclrun.errors import InvariantViolation
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
-from kclrun.leases.balancing import delay_s
-from kclrun.model.lease import Handoff
+from kclrun.leases.balancing import delay_s, find_every_s
+from kclrun.model.lease import OFFERED, Handoff
 from kclrun.model.sequence import SHARD_END
+from kclrun.protocol import reports
 from kclrun.protocol import writes as ch
 from kclrun.protocol.writes import ConditionFailed, OutcomeUnknown, Refused, Throttled, Unavailable
 from tests.support.tables import over_rows
@@ -36,6 +37,48 @@ def ask(life):
 
 
 # Asking.
+
+
+def test_an_ask_names_the_owner_and_is_dated_by_the_services_clock(life):
+    assert life.writes() == [ch.Ask(life.writes()[0].key, ME, OTHER, 5100.0)]
+
+
+def test_an_ask_that_applied_is_reported_and_is_not_repeated_while_it_is_under_way_or_stands(
+    life, ask
+):
+    life.scan()
+    assert life.writes(ch.Ask) == []
+    life.apply(ask)
+    assert life.notes() == ["lease_asked"]
+    life.scan()
+    assert life.writes(ch.Ask) == []
+
+
+def test_no_more_are_asked_for_than_moves_per_cycle_until_some_have_come():
+    life = ManagerLife(*rows_of(OTHER, 30, "o"), moves_per_cycle=3)
+    asks = life.writes(ch.Ask)
+    assert len(asks) == 3
+    for ask in asks:
+        life.apply(ask)
+    life.scan()
+    assert life.writes(ch.Ask) == []
+
+    life.finds(offered(asks[0].key, to=ME))
+    life.take(asks[0].key)
+    life.scan()
+
+    assert len(life.writes(ch.Ask)) == 1
+
+
+def test_a_scan_that_began_before_the_ask_applied_says_nothing_about_it(life, ask):
+    before = tuple(life.rows.values())
+    life.tick(5.0)
+    assert life.asked(c.ScanTable)
+
+    life.apply(ask)
+    life.say(e.LeasesScanned(before))
+
+    assert life.writes(ch.Ask) == []
 
 
 def test_an_ask_that_its_owner_removed_is_over(life, ask):
@@ -212,6 +255,20 @@ def test_what_was_not_offered_to_us_a_drain_leaves_as_it_is(row_found):
     assert life.asked(c.Finish)
 
 
+@pytest.mark.parametrize(
+    "outcome",
+    [OutcomeUnknown("timed out"), Throttled("slow"), Unavailable("down"), Refused("No", "no")],
+    ids=lambda outcome: type(outcome).__name__,
+)
+def test_no_drain_waits_for_a_table_that_does_not_take_an_ask_back(outcome):
+    life, _ = draining_with_an_ask()
+
+    life.resolve(life.writes()[0], outcome)
+
+    assert life.writes() == []
+    assert life.asked(c.Finish)
+
+
 def test_the_end_of_an_ask_that_was_not_under_way_is_our_bug():
     life = ManagerLife()
 
@@ -222,6 +279,18 @@ def test_the_end_of_an_ask_that_was_not_under_way_is_our_bug():
 # Looking for offers.
 
 
+def test_offers_are_looked_for_every_half_second_and_one_query_at_a_time():
+    life = ManagerLife(row("o", OTHER))
+    assert life.asked(c.FindOffers) == [c.FindOffers(64)]
+    assert not [x for x in life.tick(3.0) if isinstance(x, c.FindOffers)]
+
+    life.finds()
+    assert life.core.next_deadline(life.now) <= life.now + 0.5
+    assert not [x for x in life.tick(0.49) if isinstance(x, c.FindOffers)]
+
+    assert c.FindOffers(64) in life.tick(0.01)
+
+
 def test_without_an_index_nobody_looks_before_the_next_scan_interval():
     life = ManagerLife(row("o", OTHER))
 
@@ -229,6 +298,22 @@ def test_without_an_index_nobody_looks_before_the_next_scan_interval():
 
     assert not [x for x in life.tick(4.9) if isinstance(x, c.FindOffers)]
     assert c.FindOffers(64) in life.tick(0.1)
+
+
+def test_above_64_owners_each_looks_seldomer_so_that_the_fleet_makes_128_queries_a_second():
+    assert [find_every_s(owners) for owners in (1, 64, 128, 1000)] == [0.5, 0.5, 1.0, 1000 / 128]
+
+
+def test_a_manager_without_room_does_not_look_and_begins_when_there_is_room():
+    life = ManagerLife(row(), leases_max=1)
+    life.take()
+    life.say(e.ProcessStarted("s0", 1))
+    life.say(e.ProcessReported("s0", reports.LeaseClaimed(2, life.rows["s0"].checkpoint)))
+    assert not life.asked(c.FindOffers)
+
+    life.say(e.ProcessReported("s0", reports.ShardEnded(())))
+
+    assert life.asked(c.FindOffers) == [c.FindOffers(1)]
 
 
 def test_a_draining_manager_neither_looks_nor_takes():
@@ -245,6 +330,51 @@ def test_a_draining_manager_neither_looks_nor_takes():
 
 
 # Taking what is offered.
+
+
+def test_a_row_offered_to_us_is_taken_at_once_with_the_counter_that_was_read():
+    life = ManagerLife(row("a", OTHER))
+
+    life.finds(offered(to=ME, counter=41))
+
+    assert life.writes() == [ch.Take("s0", ME, OFFERED, 41, 10.0, "TRIM_HORIZON")]
+
+
+def test_a_row_offered_to_us_is_taken_even_above_the_target():
+    life = ManagerLife(row(), *rows_of(OTHER, 2, "o"))
+    life.take()
+
+    life.finds(offered("o0", to=ME))
+
+    assert [take.key for take in life.writes(ch.Take)] == ["o0"]
+
+
+def test_an_offered_row_in_a_scan_is_treated_like_one_found_by_the_index():
+    life = ManagerLife(offered(to=ME), row("o", OTHER))
+
+    assert life.writes() == [ch.Take("s0", ME, OFFERED, 7, 10.0, "TRIM_HORIZON")]
+
+
+def test_a_take_of_an_offer_that_came_second_is_no_news():
+    life = ManagerLife(offered(to=ME), row("o", OTHER))
+
+    life.resolve(life.writes()[0], ConditionFailed(row("s0", THIRD, 8)))
+
+    assert life.notes() == []
+    assert life.core.held() == ()
+
+
+def test_an_offer_to_nobody_in_particular_is_taken_when_our_turn_has_come():
+    gift = offered("b")
+    assert delay_s(gift, ME, {ME, THIRD}, ()) == 0.1
+    life = ManagerLife(row("t", THIRD), row("o", OTHER))
+
+    life.finds(gift)
+    assert life.writes(ch.Take) == []
+    assert life.core.next_deadline(life.now) == pytest.approx(life.now + 0.1)
+    life.tick(0.1)
+
+    assert [take.key for take in life.writes(ch.Take)] == ["b"]
 
 
 def test_h11_an_offer_to_a_dead_asker_is_picked_up_a_second_later():
@@ -269,6 +399,14 @@ def test_h12_what_two_draining_managers_offered_a_third_takes_without_waiting_fo
     assert {take.key for take in (*taken, *life.writes(ch.Take))} == {"a", "b"}
 
 
+def test_each_offered_row_has_one_owner_that_is_first_and_nobody_waits_longer_than_a_fifth():
+    owners = {f"kclrun:g:h{number}:n" for number in range(10)}
+
+    for number in range(50):
+        delays = sorted(delay_s(offered(f"s{number}"), o, owners, ()) for o in owners)
+        assert delays == pytest.approx([0.02 * place for place in range(10)])
+
+
 def test_among_many_owners_the_delay_is_spread_without_putting_them_all_in_order():
     owners = {f"kclrun:g:h{number}:n" for number in range(1000)}
 
@@ -278,11 +416,41 @@ def test_among_many_owners_the_delay_is_spread_without_putting_them_all_in_order
     assert max(delays) < 0.2
 
 
+def test_what_we_offered_ourselves_we_take_back_after_two_seconds():
+    life = ManagerLife(row("o", OTHER), row("p", OTHER), row("q", OTHER))
+
+    life.finds(offered(by=ME))
+    life.tick(1.99)
+    assert life.writes(ch.Take) == []
+    life.tick(0.02)
+
+    assert [take.key for take in life.writes(ch.Take)] == ["s0"]
+
+
 def balanced():
     """We hold one, the other two have one each: all are at their target."""
     life = ManagerLife(row(), row("o", OTHER), row("t", THIRD))
     life.take()
     return life
+
+
+def test_at_the_target_an_offer_that_others_may_take_is_left_to_them_for_two_seconds():
+    life = balanced()
+
+    life.finds(offered("t", by=THIRD, to=OTHER))
+    life.tick(1.2)
+    assert life.writes(ch.Take) == []
+    life.tick(2.0)
+
+    assert [take.key for take in life.writes(ch.Take)] == ["t"]
+
+
+def test_a_giver_that_is_leaving_makes_room_in_the_targets_of_the_others():
+    life = balanced()
+
+    life.finds(offered("t", by=THIRD))
+
+    assert [take.key for take in life.writes(ch.Take)] == ["t"]
 
 
 def test_an_offer_that_somebody_took_meanwhile_is_forgotten_with_the_next_complete_look():
@@ -358,6 +526,18 @@ def test_an_offered_row_that_was_no_work_at_the_last_scan_makes_us_look_at_the_t
 # Java workers.
 
 
+def test_from_a_java_worker_one_lease_a_scan_is_taken_by_force():
+    life = ManagerLife(*rows_of(JAVA, 4, "j"))
+
+    take = life.writes()[0]
+    assert (take.forced, take.seen_owner, take.seen_counter) == (True, JAVA, 0)
+    assert len(life.writes()) == 1
+    life.resolve(take, ConditionFailed(row(take.key, JAVA, 1)))
+    life.scan()
+
+    assert len(life.writes(ch.Take)) == 1
+
+
 def test_a_lease_that_a_kcl_3_leader_gave_us_is_left_to_its_former_owner_while_that_one_renews():
     life = ManagerLife(row(owner=ME, checkpoint_owner=JAVA))
     assert life.asked(c.ReadRow) == []
@@ -372,6 +552,31 @@ def test_a_lease_that_a_kcl_3_leader_gave_us_is_left_to_its_former_owner_while_t
 
 
 # Others in sight, and room.
+
+
+def test_processes_are_told_when_another_owner_comes_and_when_it_is_gone():
+    life = ManagerLife(row("j", JAVA), row("s1"))
+    assert not life.asked(c.PublishOthersInSight)
+
+    life.rows["s1"] = row("s1", OTHER)
+    life.scan()
+    assert life.asked(c.PublishOthersInSight) == [c.PublishOthersInSight(others=True)]
+    life.scan()
+    assert not life.asked(c.PublishOthersInSight)
+    del life.rows["s1"]
+    life.scan()
+
+    assert life.asked(c.PublishOthersInSight) == [c.PublishOthersInSight(others=False)]
+
+
+def test_a_newcomer_that_only_asked_so_far_is_in_sight():
+    life = ManagerLife(row())
+    life.take()
+
+    life.rows["s0"] = replace(life.rows["s0"], handoff=Handoff(OTHER, 1.0))
+    life.scan()
+
+    assert life.asked(c.PublishOthersInSight) == [c.PublishOthersInSight(others=True)]
 
 
 def test_a_full_manager_that_sees_unclaimed_leases_three_times_says_so_once_and_when_it_is_over():

@@ -11,6 +11,7 @@ from kclrun.spark.running.progress import (
     BatchDone,
     RunCounts,
     ShardBatch,
+    ShardCount,
     read_lags,
     read_progress,
 )
@@ -200,6 +201,18 @@ def test_a_shard_whose_records_were_not_counted_once_has_no_count():
 
     assert [(view.records_total, view.records_per_s) for view in sample.leases] == [(0, 1.5)]
     assert (shard.records, shard.processing_seconds) == (None, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        (ShardCount(), ShardCount(2), ShardCount(2)),
+        (ShardCount(2, 5, 1.0), ShardCount(), ShardCount(2, 5, 1.0)),
+        (ShardCount(1, 5), ShardCount(2, 3, 0.5), ShardCount(3, 8, 0.5)),
+    ],
+)
+def test_what_was_not_counted_adds_nothing(one, other, both):
+    assert one.plus(other) == both
 
 
 def test_a_report_has_its_times_to_the_millisecond_and_unknown_counts_as_none():
