@@ -3,7 +3,7 @@
 import pytest
 
 from kclrun.calling.batches import BatchCalls, BatchHost
-from kclrun.errors import FailedRecords, HaltShard, RetryLater
+from kclrun.errors import FailedRecords, RetryLater
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -103,22 +103,6 @@ def run(host, *numbers, last=None, retries=0, then="dead-letter", max_age_s=None
     return calls.run(records(*numbers), position(last or numbers[-1]), rows)
 
 
-def test_a_batch_that_returns_is_one_call_without_a_report():
-    host, rows = Host(), Rows()
-    assert run(host, last=9, rows=rows)
-    assert host.calls == [[1, 2, 3, 4]]
-    assert host.story == [("limit", None)]
-    assert rows.story == ["begin", 9]
-
-
-def test_the_calls_that_raised_are_counted_with_the_one_that_returned():
-    host = Host(ValueError("x"), ValueError("x"))
-    assert run(host, retries=5)
-    assert host.of("raised") == [[1.0, 0, False], [2.0, 0, False]]
-    assert host.pauses == [1.0, 2.0]
-    assert host.of("recovered") == [[3]]
-
-
 def test_waits_in_a_row_are_numbered_over_once_it_returns_and_no_failure():
     host = Host(RetryLater(7.0), RetryLater(8.0))
     assert run(host)
@@ -126,14 +110,6 @@ def test_waits_in_a_row_are_numbered_over_once_it_returns_and_no_failure():
     assert host.pauses == [7.0, 8.0]
     assert host.of("waited") == [[2]]
     assert host.of("recovered") == []
-
-
-def test_a_failure_ends_the_waits_and_the_next_ones_count_anew():
-    host = Host(RetryLater(7.0), ValueError("x"), RetryLater(8.0))
-    assert run(host, retries=1)
-    assert host.of("raised") == [[7.0, 1, False], [1.0, 0, False], [8.0, 1, False]]
-    assert host.of("waited") == [[1], [1]]
-    assert host.of("recovered") == [[2]]
 
 
 def test_the_waits_of_one_batch_are_not_those_of_the_next():
@@ -145,16 +121,6 @@ def test_the_waits_of_one_batch_are_not_those_of_the_next():
     assert calls.run(records(2), position(2), None)
     assert host.of("raised") == [[7.0, 1, False], [7.0, 1, False]]
     assert host.of("waited") == [[1]]
-
-
-def test_a_wait_for_records_above_their_age_is_a_failure():
-    host = Host(*[RetryLater(7.0)] * 9)
-    assert run(host, 1, max_age_s=60.0, retries=5)
-    assert host.of("raised") == [[None, 0, True]]
-    assert host.of("keep") == [[1, "RetryLater: again in 7 s", 1]]
-    assert host.pauses == []
-    assert host.of("waited") == []
-    assert host.of("recovered") == [[2]]
 
 
 def test_the_search_begins_once_and_its_calls_are_limited_to_their_part():
@@ -176,41 +142,12 @@ def test_rows_of_a_part_belong_to_its_last_record_and_never_below_those_that_sta
     assert rows.story == ["begin", 9, "begin", 9]
 
 
-def test_a_stop_during_a_rest_ends_the_run_without_a_further_call():
-    host = Host(ValueError("x"))
-    host.rests = False
-    assert not run(host, retries=5)
-    assert host.calls == [[1, 2, 3, 4]]
-
-
 def test_a_stop_between_two_calls_of_the_search_ends_the_run():
     host = Host(ValueError("x"))
     host.goes_on = False
     assert not run(host)
     assert host.calls == [[1, 2, 3, 4]]
     assert host.of("halt") == []
-
-
-def test_a_rest_that_no_stop_ended_permits_the_next_call():
-    host = Host(ValueError("x"))
-    host.goes_on = False
-    assert run(host, retries=5)
-    assert host.calls == [[1, 2, 3, 4]] * 2
-
-
-def test_a_letter_that_is_not_kept_before_a_stop_ends_the_run():
-    host = Host(ValueError("x"))
-    host.keeps = False
-    assert not run(host, 1)
-    assert host.of("recovered") == []
-
-
-def test_a_halt_ends_the_waits_and_says_how_many_calls_raised():
-    host = Host(ValueError("x"), RetryLater(5.0), HaltShard("closed"))
-    assert not run(host, retries=5)
-    assert host.of("waited") == [[1]]
-    assert host.of("halt") == [["closed", 1]]
-    assert host.calls == [[1, 2, 3, 4]] * 3
 
 
 def test_the_failures_of_one_batch_are_not_those_of_the_next():
@@ -256,47 +193,3 @@ def test_records_that_a_checkpoint_covers_are_in_no_call_and_count_as_returned()
     assert run(host, 1, 2, retries=1)
     assert host.calls == [[1, 2]]
     assert host.of("recovered") == [[2]]
-
-
-def test_a_fault_of_the_host_is_reported_as_one():
-    seen = []
-    host = Host(OSError(28, "No space left on device"))
-    host.raised = lambda raised: seen.append((raised.is_host_fault, raised.failure.error))
-    assert not run(host)
-    assert seen == [(True, "OSError: [Errno 28] No space left on device")]
-    assert host.of("halt") == [["", 1]]
-
-
-def test_a_host_without_a_lease_needs_no_more_than_its_calls():
-    """The bodies of the protocol: nothing is reported, and nothing ends the run."""
-
-    class Least(BatchHost):
-        def __init__(self):
-            self.kept = []
-
-        def now(self):
-            return 0.0
-
-        def call(self, given):
-            if "1" in {record.sequence_number for record in given}:
-                raise ValueError("x")
-
-        def durable(self):
-            return None
-
-        def limit(self, last): ...
-
-        def raised(self, raised): ...
-
-        def rest(self, pause_s):
-            return True
-
-        def keep(self, record, failure, calls):
-            self.kept.append(record.sequence_number)
-
-        def halt(self, reason, calls):
-            raise AssertionError(reason)
-
-    host = Least()
-    assert run(host)
-    assert host.kept == ["1"]

@@ -16,10 +16,6 @@ class Single(RecordProcessor):
     def process_record(self, record, context): ...
 
 
-class Coroutines(RecordProcessor):
-    async def process_record(self, record, context): ...
-
-
 class Timed(Batches):
     def on_timer(self, timer, checkpointer): ...
 
@@ -34,27 +30,6 @@ TIMED_OUT = Concurrency(8, "key", 1.0)
 
 def fit(processor, concurrency=None, *, manual=False, **more):
     return require_fit(processor, "a:B", concurrency, is_manual=manual, **more)
-
-
-@pytest.mark.parametrize(
-    ("processor", "settings", "is_single"),
-    [
-        (Batches, {}, False),
-        (Batches, {"manual": True}, False),
-        (Batches, {"has_state": True}, False),
-        (Timed, {}, False),
-        (Single, {}, True),
-        (Single, {"concurrency": UNORDERED}, True),
-        (Single, {"has_state": True}, True),
-        (Single, {"concurrency": Concurrency(8, "key"), "has_state": True}, True),
-        (Single, {"concurrency": Concurrency(1, "none"), "has_state": True}, True),
-        (TimedSingle, {"concurrency": Concurrency(8, "key")}, True),
-        (Coroutines, {"concurrency": TIMED_OUT}, True),
-        (Coroutines, {"concurrency": Concurrency(8, "none", 1.0)}, True),
-    ],
-)
-def test_what_fits_is_of_its_kind(processor, settings, is_single):
-    assert fit(processor, **settings) is is_single
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from kclrun.calling import concurrency
 from kclrun.calling import records as module
 from kclrun.calling.concurrency import AHEAD_MAX
 from kclrun.calling.records import CallTerms, RecordCalls, RecordHost, Stop
@@ -174,16 +173,6 @@ class Rig:
 # In order, on the thread of the caller.
 
 
-def test_records_in_order_are_one_report_with_the_end_of_their_batch():
-    rig = Rig()
-    assert rig.calls.run(batch(1, 2, 3, last=9))
-    assert rig.host.places == [(9, [1, 2, 3], 3)]
-    assert rig.host.done == [9]
-    assert rig.host.asked == 0, "no batch joins calls that are made in order"
-    assert not rig.calls.is_running
-    rig.assert_closed()
-
-
 @pytest.mark.parametrize("raises", [1, 2])
 def test_the_context_of_a_call_that_raised_is_closed_and_its_changes_are_undone(raises):
     """The first failure ends the fast way, the second is of the window."""
@@ -194,26 +183,6 @@ def test_the_context_of_a_call_that_raised_is_closed_and_its_changes_are_undone(
     assert [row for _, rows, _ in rig.host.places for row in rows] == [1, 2, 3]
     assert rig.state == {"1": {"last": 1}, "2": {"last": 2}, "3": {"last": 3}}
     rig.assert_closed()
-
-
-def test_a_halt_reports_what_is_before_it_and_leaves_no_change_of_the_record():
-    rig = Rig()
-    rig.processor.raising = {2: 9}
-    assert not rig.calls.run(batch(1, 2, 3))
-    assert rig.host.places == [(1, [1], 1)]
-    assert rig.host.halts == [0], "the number of the record at fault in its window"
-    assert rig.state == {"1": {"last": 1}}
-    assert rig.host.done == []
-    rig.assert_closed()
-
-
-def test_a_record_that_is_given_up_is_reported_up_to_it_first():
-    rig = Rig(then="dead-letter")
-    rig.processor.raising = {2: 9}
-    assert rig.calls.run(batch(1, 2, 3))
-    assert rig.host.letters == [(2, 1)]
-    assert rig.host.places[0] == (1, [1], 1)
-    assert [row for _, rows, _ in rig.host.places for row in rows] == [1, 3]
 
 
 @pytest.mark.parametrize("records", [1, 8])
@@ -248,48 +217,11 @@ def test_rows_that_take_much_memory_are_reported_before_their_time(monkeypatch, 
     assert [row for _, rows, _ in rig.host.places for row in rows] == list(range(1, 9))
 
 
-def test_before_the_first_record_no_calls_run():
-    assert not Rig().calls.is_running
-
-
-def test_user_code_sees_that_the_state_is_that_of_records_and_the_host_that_calls_run():
-    rig = Rig()
-    seen = []
-    rig.processor.looks = lambda _: seen.append(
-        (rig.entries.is_of_records, rig.calls.is_running, rig.host.busy_since[-1] > 0)
-    )
-    assert rig.calls.run(batch(1, 2))
-    assert seen == [(True, True, True)] * 2
-    assert (rig.entries.is_of_records, rig.calls.is_running) == (False, False)
-
-
 def test_a_change_is_looked_at_once_between_two_records():
     rig = Rig()
     rig.processor.looks = lambda number: rig.calls.wake() if number == 1 else None
     assert rig.calls.run(batch(*range(1, 9)))
     assert rig.host.stop_looks <= 3
-
-
-def test_in_order_the_host_is_busy_anew_after_each_report():
-    rig = Rig(report_s=0.0)
-    assert rig.calls.run(batch(1, 2, 3))
-    assert len(rig.host.busy_since) >= 4
-
-
-def test_a_call_that_is_repeated_is_what_the_host_is_busy_with():
-    rig = Rig(retries=5)
-    rig.processor.raising = {1: 1}
-    seen = []
-    rig.processor.looks = lambda _: seen.append(rig.host.busy_since[-1])
-
-    def note(number, record, raised):
-        rig.host.may = False
-
-    rig.host.raised = note
-    rig.host.waiting = [lambda: setattr(rig.host, "may", True)]
-    assert rig.calls.run(batch(1))
-    assert seen == [100.0, 100.0]
-    assert 0.0 in rig.host.busy_since, "between the two no call ran"
 
 
 def test_the_host_is_given_each_wait_of_a_row_of_waits_and_their_end_once():
@@ -394,22 +326,6 @@ def test_batches_join_and_each_ends_with_a_report():
     assert rig.host.asked >= 3
 
 
-def test_no_batch_joins_once_a_record_halts_the_lease():
-    rig = Rig(records=8)
-    rig.processor.raising = {1: 9}
-    rig.host.waiting = [lambda: rig.manual.end(0), lambda: None, rig.manual.end]
-    asked = []
-
-    def more():
-        asked.append(list(rig.host.halts))
-
-    rig.host.more = more
-    assert not rig.calls.run(batch(1, 2, 3))
-    assert rig.host.halts == [0]
-    assert asked
-    assert all(not halts for halts in asked), "the halted lease takes no more records"
-
-
 def test_no_batch_joins_beyond_the_records_that_may_wait():
     rig = Rig(records=2)
     count = AHEAD_MAX // 2 + 1
@@ -439,21 +355,6 @@ def test_a_stop_starts_nothing_above_and_cancels_once_after_a_part_of_the_grace(
     assert host.pauses[3:] == [None, None], "nothing else is due, so nothing wakes for it"
     assert host.asked <= asked_before, "a stop lets no batch join"
     assert host.pauses[1] == pytest.approx(rig.calls._concurrency.cancel_after_s)
-
-
-def test_once_calls_are_cancelled_nothing_starts_below_one_that_is_done():
-    rig = Rig(records=2, grace_s=20.0)
-    host = rig.host
-
-    def passes():
-        host.stops = Stop()
-        host.at += 10.0
-
-    host.waiting = [passes, lambda: None, rig.manual.end]
-    host.wait = rig.calls._wait = _noting(host.wait, lambda: setattr(host, "at", host.at + 10.0))
-    assert not rig.calls.run(batch(1, 2, 3, key=lambda number: "b" if number == 3 else "a"))
-    assert rig.manual.cancelled == 1
-    assert rig.processor.given == [1, 3], "2 waits for the key of 1, and its call would be new"
 
 
 def test_a_lost_lease_cancels_at_once():
@@ -507,110 +408,6 @@ def test_a_lost_lease_does_not_repeat_a_call_below_one_that_runs():
     host.waiting = [raise_first, lose, rig.manual.end]
     assert not rig.calls.run(batch(1, 2))
     assert rig.processor.given == [1, 2]
-
-
-def test_records_that_keep_much_let_only_the_first_one_start(monkeypatch):
-    monkeypatch.setattr(concurrency, "KEPT_BYTES_MAX", 1)
-    rig = Rig(records=2)
-    started = []
-
-    def then(*numbers):
-        def end():
-            started.append([number for number, _, _ in rig.manual.started])
-            rig.manual.end(*numbers)
-
-        return end
-
-    rig.host.waiting = [then(1), then(0), then()]
-    assert rig.calls.run(batch(1, 2, 3, 4))
-    assert started == [[0, 1], [0], [2, 3]]
-
-
-def test_a_run_does_not_count_what_the_run_before_kept(monkeypatch):
-    monkeypatch.setattr(concurrency, "KEPT_BYTES_MAX", 1)
-    rig = Rig(records=2)
-    host = rig.host
-    host.waiting = [
-        lambda: rig.manual.end(1),
-        lambda: setattr(host, "stops", Stop(is_lost=True)),
-        rig.manual.end,
-    ]
-    rig.calls.run(batch(1, 2, 3))
-    host.stops, rig.manual.started = None, []
-    started = []
-    host.waiting = [
-        lambda: started.append(len(rig.manual.started)),
-        rig.manual.end,
-    ]
-    assert rig.calls.run(batch(4, 5))
-    assert started == [2]
-    assert host.done[-1] == 5
-    host.waiting = [rig.manual.end]
-    assert rig.calls.run(batch(6, 7)), "nor the numbers of its records"
-    assert host.places[-1] == (7, [6, 7], 2)
-
-
-def test_the_oldest_call_is_what_the_host_is_busy_with():
-    rig = Rig(records=8)
-    host = rig.host
-    host.joins = [None, batch(2)]
-    host.waiting = [
-        lambda: setattr(host, "at", 105.0),
-        lambda: rig.manual.end(0),
-        lambda: rig.manual.end(1),
-    ]
-    assert rig.calls.run(batch(1))
-    assert host.busy_since[0] == 100.0
-    assert 105.0 in host.busy_since
-    assert host.busy_since == sorted(host.busy_since)
-
-
-def test_progress_is_reported_when_its_time_has_come_though_records_before_a_stop_run():
-    rig = Rig(records=8, report_s=0.0)
-    rig.host.waiting = [lambda: rig.manual.end(0), lambda: rig.manual.end(1)]
-    assert rig.calls.run(batch(1, 2, last=7))
-    assert rig.host.places == [(1, [1], 1), (7, [2], 1)]
-
-
-def test_a_pause_ends_with_the_next_report():
-    rig = Rig(records=8, report_s=1_000.0)
-    rig.host.waiting = [lambda: rig.manual.end(0), rig.manual.end]
-    assert rig.calls.run(batch(1, 2))
-    assert rig.host.places == [(2, [1, 2], 2)], "nothing is reported before its time"
-    first, second = rig.host.pauses
-    assert first is None, "nothing is due"
-    assert 0.0 < second <= 1_000.0
-
-
-def test_a_pause_ends_when_a_repetition_is_due_and_is_none_once_it_is_over():
-    rig = Rig(records=8, retries=5, backoff_s=4.0)
-    host = rig.host
-    rig.processor.raising = {1: 1}
-
-    def later(seconds):
-        return lambda: setattr(host, "at", host.at + seconds)
-
-    host.waiting = [rig.manual.end, later(3.0), later(1.0), rig.manual.end]
-    assert rig.calls.run(batch(1))
-    assert host.pauses == [None, 4.0, 1.0, None]
-    assert rig.processor.given == [1, 1]
-
-
-def test_what_is_overdue_makes_no_pause():
-    rig = Rig(records=8, retries=5, backoff_s=4.0)
-    host = rig.host
-    rig.processor.raising = {1: 1}
-
-    def past_the_fence():
-        rig.manual.end()
-        host.may = False
-
-    def overdue():
-        host.at += 10.0
-
-    host.waiting = [past_the_fence, overdue, lambda: setattr(host, "may", True), rig.manual.end]
-    assert rig.calls.run(batch(1))
-    assert host.pauses[1:3] == [4.0, 0.0]
 
 
 def test_a_pause_ends_with_what_is_due_first():

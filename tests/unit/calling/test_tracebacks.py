@@ -3,13 +3,10 @@
 import itertools
 import json
 import linecache
-import sys
 
-import msgspec
 import pytest
 
 from kclrun.calling.tracebacks import describe
-from kclrun.codec.kpl import drop_until
 from kclrun.compat.kclpy import adapter
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -43,10 +40,6 @@ def in_a_loop(given):
 def in_a_loop_with_numbers(given):
     for _number, record in enumerate(given, 1):
         amount(record)
-
-
-def in_a_comprehension(given):
-    return [json.loads(record.data)["amount"] for record in given]
 
 
 def in_a_generator(given):
@@ -95,11 +88,6 @@ def in_a_slice(given):
         amount(record)
 
 
-def deep_in_a_library(given):
-    for record in given:
-        json.loads(record.data + b"}")
-
-
 @over_rows(
     "call",
     [
@@ -119,15 +107,6 @@ def test_the_record_that_the_failing_line_works_on_is_named(call):
 
     assert failure.record == "3 of 4, at 102"
     assert failure.position == ExtendedSequenceNumber("102")
-
-
-def test_the_record_of_a_comprehension_is_named_where_python_keeps_its_variable():
-    failure = failure_of(in_a_comprehension, batch(GOOD, GOOD, POISON, GOOD))
-
-    # From 3.12 on it is part of the function around it, and its variable is cleared [PEP 709].
-    is_forgotten = sys.version_info >= (3, 12)
-    not_known = "not known: one of 4, from 100 to 103"
-    assert failure.record == (not_known if is_forgotten else "3 of 4, at 102")
 
 
 def after_the_loop(given):
@@ -170,61 +149,12 @@ def test_no_record_is_named_that_may_not_be_the_one(call):
     assert failure.position is None
 
 
-def test_the_only_record_of_a_batch_is_the_one():
-    assert failure_of(after_the_loop, batch(POISON)).record == "1 of 1, at 100"
-
-
-def test_the_place_within_the_batch_counts_what_a_checkpoint_covers_already():
-    given = batch(GOOD, GOOD, POISON)
-    left = drop_until(given.records, ExtendedSequenceNumber("100"))
-
-    with pytest.raises(KeyError) as raised:
-        in_a_loop(left)
-
-    assert describe(raised.value, given.records).record == "3 of 3, at 102"
-
-
-def test_the_line_named_is_that_of_user_code_and_not_of_the_library_it_called():
-    failure = failure_of(deep_in_a_library, batch(GOOD))
-
-    line = deep_in_a_library.__code__.co_firstlineno + 2
-    assert failure.raised_at.endswith(f"test_tracebacks.py:{line} in deep_in_a_library")
-    assert not failure.raised_at.startswith("/"), "it is relative to where it was imported from"
-    assert "JSONDecodeError" in failure.error
-
-
-def test_user_code_that_is_installed_as_a_library_has_its_innermost_line_named():
-    try:
-        json.loads("{")
-    except ValueError as raised:
-        error = raised.with_traceback(raised.__traceback__.tb_next)
-
-    assert describe(error).raised_at.endswith(" in raw_decode")
-
-
 def one(depth):
     return other(depth - 1) if depth else json.loads("{")
 
 
 def other(depth):
     return one(depth - 1) if depth else json.loads("{")
-
-
-def test_the_innermost_thirty_frames_are_reported():
-    failure = failure_of(lambda _: one(60), batch(GOOD))
-
-    assert failure.traceback_text.count("  File ") == 30
-    assert "raw_decode" in failure.traceback_text or "decode" in failure.traceback_text
-    assert "failure_of" not in failure.traceback_text
-
-
-def test_a_repetition_has_the_same_error_place_and_record():
-    first, again = (failure_of(in_a_loop, batch(GOOD, POISON)) for _ in range(2))
-
-    assert first.is_as(again)
-    for changed in ({"error": "x"}, {"raised_at": "x"}, {"record": "x"}):
-        assert not first.is_as(msgspec.structs.replace(again, **changed))
-    assert first.is_as(msgspec.structs.replace(again, traceback_text=""))
 
 
 class Script:
@@ -347,15 +277,6 @@ def test_a_source_of_more_than_20000_lines_is_not_looked_into(monkeypatch, lines
 
     assert failure.raised_at == "/generated.py:3 in call"
     assert failure.record == record
-
-
-def test_a_source_of_one_line_is_looked_into(monkeypatch):
-    source = "def call(given): return sum(record.data[7] for record in given)\n"
-    monkeypatch.setitem(linecache.cache, "/short.py", (1, None, [source], "/short.py"))
-    names = {}
-    exec(compile(source, "/short.py", "exec"), names)
-
-    assert failure_of(names["call"], batch(b"0123456789", b"01234")).record == "2 of 2, at 101"
 
 
 def test_code_without_a_source_still_has_its_place():

@@ -44,26 +44,6 @@ def proofs(watching, *looks):
 CHILDREN = (listed(5, 3), listed(6, 3))
 
 
-OPEN_AND_LISTED = (*CHILDREN, listed(3))
-CLOSED_AND_LISTED = (*CHILDREN, listed(3, end="9"))
-WITHOUT_CHILD = (listed(3, end="9"), listed(9, 8))
-
-
-@over_rows(
-    ("may_be_listed", "shards", "proven"),
-    [
-        (True, CLOSED_AND_LISTED, [False, True]),
-        (True, OPEN_AND_LISTED, [False, False]),
-        (True, WITHOUT_CHILD, [False, False]),
-        (True, CHILDREN, [False, True]),
-        (False, CLOSED_AND_LISTED, [False, False]),
-    ],
-)
-def test_a_closed_shard_of_a_table_may_be_trimmed_and_listed(may_be_listed, shards, proven):
-    watching = ExpiryWatch(shard_id(3), LOW, (), apart_s=APART_S, may_be_listed=may_be_listed)
-    assert proofs(watching, (0.0, shards), (10.0, shards)) == proven
-
-
 HEIRS = (listed(9, 5), listed(10, 6, hash_range=HIGH))
 BACK = (*CHILDREN, listed(3, end="9"))
 
@@ -104,13 +84,6 @@ def test_what_is_no_evidence_never_becomes_a_proof(shards):
     watching = watch(parents=[shard_id(2)])
 
     assert proofs(watching, *((at, shards) for at in (0.0, 10.0, 500.0, 5000.0))) == [False] * 4
-
-
-def test_without_a_known_hash_range_only_a_child_is_evidence():
-    heirs = (listed(9, 5),)
-
-    assert proofs(watch(None), (0.0, heirs), (10.0, heirs)) == [False, False]
-    assert proofs(watch(None), (0.0, CHILDREN), (10.0, CHILDREN)) == [False, True]
 
 
 def test_shards_are_listed_at_the_first_not_found_and_then_once_in_two_sync_periods():

@@ -8,7 +8,7 @@ from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from tests.support.tables import over_rows
-from tests.unit.lease.lease_driver import KEY, ME, NOT_APPLIED, START, Driver, p
+from tests.unit.lease.lease_driver import KEY, ME, NOT_APPLIED, Driver, p
 
 DURABLE, STALE = commands.CheckpointAnswer.DURABLE, commands.CheckpointAnswer.STALE
 SENTINELS = ("LATEST", "AT_TIMESTAMP", "SHARD_END")
@@ -67,31 +67,6 @@ def test_batch_mode_writes_nothing_for_a_page_without_records_before_its_time():
     assert positions(driver) == [p(20)]
 
 
-def test_manual_mode_writes_only_what_user_code_asks_for():
-    driver = Driver("manual", every_s=1.0).begin()
-    driver.batch(20)
-    driver.tick(2.0)
-    assert positions(driver) == []
-
-    driver.happen(events.CheckpointRequested(1, p(20)))
-
-    assert positions(driver) == [p(20)]
-    assert driver.answers() == {1: DURABLE}
-
-
-def test_several_requests_are_answered_by_one_write():
-    driver = Driver("manual").begin()
-    driver.happen(events.BatchDelivered(p(30), 3, 1))
-    driver.tell(events.CheckpointRequested(1, p(15)))
-    driver.tell(events.CheckpointRequested(2, p(30)))
-    driver.tell(events.CheckpointRequested(3, p(20)))
-
-    driver.settle()
-
-    assert positions(driver) == [p(15), p(30)]
-    assert driver.answers() == {1: DURABLE, 2: DURABLE, 3: DURABLE}
-
-
 @over_rows(
     ("begins_at", "position", "words"),
     [
@@ -119,19 +94,6 @@ def test_a_request_equal_to_the_last_checkpoint_is_no_write():
 
     assert positions(driver) == []
     assert driver.answers() == {1: DURABLE, 2: DURABLE}
-
-
-def test_the_manager_is_told_of_a_checkpoint_before_user_code_is_answered():
-    driver = Driver("manual").begin()
-    driver.happen(events.BatchDelivered(p(20), 1, 1), events.CheckpointRequested(1, None))
-
-    kinds = [
-        type(each)
-        for each in driver.log
-        if isinstance(each, reports.Report | commands.AnswerCheckpoint)
-    ]
-
-    assert kinds[-2:] == [reports.Checkpointed, commands.AnswerCheckpoint]
 
 
 # The cap
@@ -167,19 +129,6 @@ def test_manual_at_the_cap_without_a_request_fails_with_the_reason():
     assert failure.attempts == 1
     assert failure.position == p(20)
     assert positions(driver) == []
-
-
-def test_manual_at_the_cap_with_a_batch_under_way_or_a_request_waiting_does_not_fail():
-    driver = Driver("manual", cap=10).begin()
-    driver.happen(events.BatchDelivered(p(20), 10, 1))
-    assert driver.state is State.PROCESSING
-
-    driver.tell(events.CheckpointRequested(1, None))
-    driver.tell(events.BatchProcessed(p(20)))
-    driver.settle()
-
-    assert driver.state is State.PROCESSING
-    assert driver.stored.checkpoint == p(20)
 
 
 def test_a_checkpoint_inside_a_batch_counts_none_of_it_as_covered():
@@ -224,37 +173,6 @@ def test_a_late_checkpoint_seen_by_a_renewal_is_not_lowered_by_the_next_checkpoi
     assert driver.life.ledger.checkpointed == p(25)
 
 
-def test_a_late_checkpoint_seen_while_an_earlier_send_is_unresolved_is_adopted():
-    driver = Driver("batch").begin()
-    driver.faults.append("in flight")
-    driver.move_row(p(25))
-
-    driver.batch(20)
-    driver.land()
-
-    assert driver.stored.checkpoint == p(25)
-    assert driver.state is State.PROCESSING
-
-
-@pytest.mark.parametrize("mode", ["auto", "batch", "manual"])
-def test_a_row_far_ahead_of_what_is_delivered_stops_nothing(mode):
-    driver = Driver(mode, cap=10).begin()
-    driver.move_row(p(90))
-    driver.happen(events.BatchDelivered(p(11), 2, 1), events.CheckpointRequested(1, None))
-    driver.happen(events.BatchProcessed(p(11)))
-    assert driver.stored.checkpoint == p(90)
-
-    for last in range(12, 40, 2):
-        permit = driver.of(commands.AllowDelivery)[-1]
-        assert driver.life.ledger.delivered_total < permit.start_below
-        driver.happen(events.BatchDelivered(p(last), 8, 1), events.CheckpointRequested(last, None))
-        driver.happen(events.BatchProcessed(p(last)))
-
-    assert driver.state is State.PROCESSING
-    assert set(driver.answers().values()) == {DURABLE}
-    assert driver.stored.checkpoint == p(90)
-
-
 # Unknown outcomes
 
 
@@ -284,30 +202,6 @@ def test_when_only_an_earlier_write_applied_what_is_missing_is_issued_again():
     driver.happen(events.OwnRowRead(driver.stored))
 
     assert [each.seen_counter for each in driver.sent(changes.Checkpoint)] == [6, 7]
-    assert driver.stored.checkpoint == p(20)
-
-
-def test_a_checkpoint_that_cannot_be_sent_lets_the_renewals_go_first():
-    driver = Driver("auto", every_s=1.0).begin()
-    driver.batch(20)
-    driver.now += 1.0
-    for _ in range(400):
-        driver.tell(events.Ticked())
-        while driver.queue:
-            command = driver.queue.popleft()
-            if isinstance(command, commands.SendWrite) and isinstance(
-                command.change, changes.Checkpoint
-            ):
-                outcome = NOT_APPLIED["unavailable"]  # as with a full disk
-                driver.tell(events.WriteResolved(command.change, outcome, driver.now))
-            else:
-                driver._perform(command)
-        driver.now = max(driver.life.next_deadline(driver.now), driver.now + 0.001)
-
-    assert driver.state is State.PROCESSING
-    assert driver.now > 2 * 9.0
-    assert len(driver.sent(changes.Checkpoint)) < 3 * (driver.now - START)
-    driver.tick(3.0)
     assert driver.stored.checkpoint == p(20)
 
 

@@ -9,7 +9,7 @@ from kclrun.lease.states import State
 from kclrun.model.sequence import SHARD_END
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
-from kclrun.protocol.fence import fence_instant, renew_interval_s
+from kclrun.protocol.fence import fence_instant
 from kclrun.protocol.writes import Applied, ConditionFailed
 from tests.support.tables import over_rows
 from tests.unit.lease.lease_driver import KEY, ME, NOT_APPLIED, OTHER, START, Driver, child, p
@@ -111,39 +111,6 @@ def test_a_claim_that_does_not_come_through_expires():
     assert "expired" in driver.reports(reports.StartUnclaimed)[0].reason
 
 
-def test_renewals_go_out_every_third_of_failover_less_25_ms(driver):
-    instants = []
-    while len(instants) < 3:
-        driver.now = driver.life.next_deadline(driver.now)
-        before = len(driver.sent(changes.Renew))
-        driver.tick()
-        if len(driver.sent(changes.Renew)) > before:
-            instants.append(driver.now)
-
-    interval = 9.0 / 3 - 0.025
-    assert instants == pytest.approx([START + interval * n for n in (1, 2, 3)])
-    assert renew_interval_s(9.0) == pytest.approx(interval)
-    assert driver.stored.counter == 9
-
-
-def test_a_write_that_moves_the_counter_is_a_heartbeat():
-    driver = Driver("batch").begin()
-    driver.now += 2.0
-    driver.batch(20)
-
-    driver.tick(1.5)
-
-    assert driver.sent(changes.Renew) == []
-
-
-def test_renewals_carry_the_smoothed_throughput(driver):
-    driver.happen(events.BatchDelivered(p(20), 1, 3 * 102400))
-
-    driver.tick(3.0)
-
-    assert driver.sent(changes.Renew)[0].throughput_kbps == pytest.approx(50.0)
-
-
 @pytest.mark.parametrize(
     ("faults", "sends"), [(["reply lost"], 1), (["dropped"], 2), (["in flight", "dropped"], 3)]
 )
@@ -214,18 +181,6 @@ def test_past_the_fence_the_lease_is_lost_and_nothing_is_written(driver):
     assert driver.state is State.LOST
     assert len(driver.of(commands.SendWrite)) == sends
     assert "fence" in driver.reports(reports.LeaseLost)[0].reason
-
-
-def test_a_write_given_up_in_the_same_breath_is_not_sent(driver):
-    driver.now += 3.0
-    driver.tell(events.Ticked())
-    renew = driver.queue.popleft().change
-    driver.now = driver.life.own.fence
-
-    follow = driver.tell(events.WriteResolved(renew, NOT_APPLIED["throttled"], START))
-
-    assert driver.state is State.LOSING
-    assert not [each for each in follow if isinstance(each, commands.SendWrite)]
 
 
 def test_a_renewal_that_succeeds_behind_the_fence_moves_it_on(driver):
@@ -477,46 +432,6 @@ def test_a_process_that_stood_still_says_for_how_long_its_fence_was_over(driver)
     driver.happen(events.DeliveryStopped(), events.CallReturned())
     (lost,) = driver.reports(reports.LeaseLost)
     assert "its fence passed 18.2 s ago" in lost.reason
-
-
-def test_the_next_deadline_is_the_renewals_or_the_checkpoints_whichever_comes_first():
-    driver = Driver(every_s=1.0).begin()
-    renewal = driver.life.own.renewal_instant
-    driver.now += 0.5
-    manual = Driver("manual", every_s=1.0).begin()
-    manual.batch(20)
-
-    assert manual.life.next_deadline(manual.now) == renewal
-
-    assert driver.life.next_deadline(driver.now) == renewal > START + 1.0
-    driver.batch(20)
-    assert driver.life.next_deadline(driver.now) == START + 1.0
-
-
-@pytest.mark.parametrize(("failover_s", "longest_s"), [(9.0, 9.0 / 8), (60.0, 3.0)])
-def test_a_write_waits_longer_each_time_up_to_an_eighth_of_failover_and_anew_after_a_success(
-    failover_s, longest_s
-):
-    driver = Driver(failover_s=failover_s).begin()
-
-    def pauses(tries):
-        driver.now = driver.life.own.renewal_instant
-        (send,) = driver.tell(events.Ticked())
-        found = []
-        for _ in range(tries):
-            slow = events.WriteResolved(send.change, NOT_APPLIED["throttled"], driver.now)
-            again = [each for each in driver.tell(slow) if isinstance(each, commands.SendWrite)]
-            found.append(again[0].not_before - driver.now)
-        applied = driver.table.write(send.change)
-        driver.tell(events.WriteResolved(send.change, applied, driver.now))
-        return found
-
-    first = pauses(12)
-
-    assert first == sorted(first)
-    assert longest_s / 2 <= first[-1] <= longest_s
-    assert pauses(2) == pytest.approx(first[:2])
-    assert first[1] > first[0]
 
 
 def test_reads_of_the_own_row_that_fail_wait_longer_each_time_and_anew_after_one_that_came():

@@ -6,7 +6,7 @@ from kclrun.lease import commands, events
 from kclrun.lease.states import State
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
-from tests.unit.lease.lease_driver import ME, NOT_APPLIED, OTHER, Driver, by_mode, p
+from tests.unit.lease.lease_driver import ME, NOT_APPLIED, OTHER, Driver, p
 
 DRAIN = events.DrainRequested("the host drains")
 FAILED = reports.ProcessorFailed("process_records", "ValueError: x", 3, p(30), "Traceback")
@@ -27,19 +27,6 @@ def test_a_drain_finishes_the_batch_says_goodbye_and_releases_in_one_write():
     alone = "released: no other owner is in sight"
     assert driver.reports(reports.LeaseReleased) == [reports.LeaseReleased(p(20), alone)]
     assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.DONE)]
-
-
-def test_a_request_of_the_last_moment_goes_with_the_release():
-    driver = Driver("manual").begin()
-    driver.batch(20)
-    driver.user_returns = False
-    driver.happen(DRAIN, events.DeliveryStopped())
-    driver.tell(events.CheckpointRequested(1, None))
-
-    driver.happen(events.CallReturned())
-
-    assert driver.stored.checkpoint == p(20)
-    assert driver.answers() == {1: commands.CheckpointAnswer.DURABLE}
 
 
 @pytest.mark.parametrize(
@@ -102,23 +89,6 @@ def test_without_a_manager_the_lease_drains_renews_no_more_and_ends_at_the_fence
 # Failures
 
 
-def test_a_failing_lease_saves_what_was_processed_before_it_exits():
-    driver = Driver(every_s=1000.0).begin()
-    driver.batch(20)
-    driver.happen(events.BatchDelivered(p(30), 1, 1), FAILED)
-
-    assert driver.state is State.FAILED
-    assert driver.stored.checkpoint == p(20)
-    assert driver.stored.owner == ME
-    report = driver.reports(reports.ProcessorFailed)[0]
-    assert (report.where, report.error, report.attempts) == ("process_records", "ValueError: x", 3)
-    assert (report.position, report.traceback_text) == (p(30), "Traceback")
-    assert not report.is_host_fault
-    assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.FAILED)]
-    kinds = [type(each) for each in driver.log]
-    assert kinds.index(commands.Exit) == len(kinds) - 1
-
-
 def test_failing_with_a_throttled_table_saves_all_the_same():
     driver = Driver(every_s=1000.0).begin()
     driver.batch(20)
@@ -128,15 +98,6 @@ def test_failing_with_a_throttled_table_saves_all_the_same():
 
     assert driver.state is State.FAILED
     assert driver.stored.checkpoint == p(20)
-
-
-def test_a_manual_lease_that_fails_saves_nothing_by_itself():
-    driver = Driver("manual").begin()
-    driver.batch(20)
-
-    driver.happen(FAILED)
-
-    assert driver.stored.checkpoint == p(10)
 
 
 def test_trouble_in_shutdown_requested_is_a_warning_and_the_lease_is_released(driver):
@@ -236,22 +197,6 @@ def test_a_thread_that_stood_still_is_reported(driver):
     assert "for 3.5 s" in driver.reports(reports.ProcessWarned)[0].detail
 
 
-def test_a_lease_that_lets_go_with_something_unsaved_writes_nothing():
-    driver = Driver(every_s=1000.0).begin()
-    driver.user_returns = False
-    driver.batch(20)
-    driver.steal()
-    driver.tick(3.0)
-    assert driver.state is State.LOSING
-    sends = len(driver.of(commands.SendWrite))
-
-    driver.tick(1000.0)
-
-    assert driver.state is State.LOST
-    assert len(driver.of(commands.SendWrite)) == sends
-    assert isinstance(driver.log[-1], commands.Exit)
-
-
 # What an end leaves undone: the manager makes an exit code of it.
 
 
@@ -274,41 +219,6 @@ def test_a_drain_that_cannot_checkpoint_what_was_processed_leaves_it_undone():
     assert given_up(driver).life.has_undone
 
 
-def test_a_drain_that_cannot_write_its_release_leaves_nothing_undone_that_was_checkpointed():
-    driver = Driver("batch").begin()
-    driver.batch(20)
-    assert driver.stored.checkpoint == p(20)
-
-    assert not given_up(driver).life.has_undone
-
-
-def test_a_release_and_a_late_checkpoint_leave_nothing_undone():
-    released = Driver(every_s=1000.0).begin()
-    released.batch(20)
-    released.happen(events.DrainRequested("SIGTERM"))
-    assert released.state is State.RELEASED
-    assert not released.life.has_undone
-
-    late = Driver(every_s=1000.0).begin()
-    late.batch(20)
-    late.steal()
-    late.tick(3.0)
-    assert (late.state, late.stored.checkpoint) == (State.LOST, p(20))
-    assert not late.life.has_undone
-
-
-def test_a_batch_that_has_not_returned_is_undone_and_what_manual_code_did_not_ask_for_is_not():
-    driver = Driver("manual").begin()
-    driver.batch(20)
-    assert not driver.life.has_undone
-    driver.happen(events.BatchDelivered(p(30), 1, 1))
-    assert driver.life.has_undone
-    driver.happen(events.BatchProcessed(p(30)))
-    driver.faults.extend(["unavailable"] * 100)
-    driver.tell(events.CheckpointRequested(1, p(30)))
-    assert driver.life.has_undone
-
-
 def test_a_lease_that_passed_its_fence_says_why_its_row_was_not_written():
     driver = Driver(every_s=1000.0).begin()
     driver.batch(20)
@@ -323,23 +233,6 @@ def test_a_lease_that_passed_its_fence_says_why_its_row_was_not_written():
 # A restart only: the lease stays ours.
 
 RESTART = events.RestartRequested()
-
-
-@by_mode
-def test_a_restart_finishes_the_batch_checkpoints_and_keeps_the_lease(mode, asked_for, stored):
-    driver = Driver(mode, others_in_sight=True).in_a_batch(RESTART)
-    assert driver.state is State.STOPPING
-    driver.happen(events.BatchProcessed(p(20)), events.DeliveryStopped())
-    assert len(driver.of(commands.CallShutdownRequested)) == 1
-    if asked_for:
-        driver.tell(events.CheckpointRequested(1, None))
-
-    driver.happen(events.CallReturned())
-
-    assert (driver.stored.owner, driver.stored.checkpoint) == (ME, stored)
-    assert driver.reports(reports.LeaseKept) == [reports.LeaseKept()]
-    assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.DONE)]
-    assert not [*driver.sent(changes.Offer), *driver.sent(changes.Release)]
 
 
 def test_a_restart_waits_for_its_checkpoint_and_renews_meanwhile():
@@ -369,11 +262,3 @@ def test_a_drain_overrules_a_restart(at):
 
     assert (driver.stored.owner, driver.stored.checkpoint) == (None, p(20))
     assert not driver.reports(reports.LeaseKept)
-
-
-def test_a_restart_is_asked_in_vain_while_nothing_is_processed():
-    driver = Driver()
-    driver.user_returns = False
-    driver.happen(events.Started(), RESTART)
-    driver.happen(events.CallReturned())
-    assert driver.state is State.PROCESSING

@@ -9,44 +9,6 @@ from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from tests.unit.lease.lease_driver import ME, NOT_KEPT, START, Driver, p
 
-STARVED = reports.ProcessorFailed(
-    "process_records", "MemoryError", 3, p(30), "Traceback", is_host_fault=True
-)
-
-
-# At records.
-
-
-def test_what_the_host_lacks_at_records_ends_the_process_with_what_was_processed_saved():
-    driver = Driver(every_s=1000.0).begin()
-    driver.batch(20)
-
-    driver.happen(events.BatchDelivered(p(30), 1, 1), STARVED)
-
-    assert (driver.stored.owner, driver.stored.checkpoint) == (ME, p(20))
-    (report,) = driver.reports(reports.ProcessorFailed)
-    assert report.is_host_fault
-    assert (report.where, report.error, report.position) == (
-        "process_records",
-        "MemoryError",
-        p(30),
-    )
-    assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.HOST)]
-
-
-def test_a_process_that_leaves_its_host_does_not_wait_for_rows_that_cannot_be_kept():
-    driver = Driver(every_s=1000.0).begin()
-    driver.batch(20)
-    driver.faults += ["not kept"]
-    began = driver.now
-
-    driver.happen(STARVED)
-
-    assert driver.state is State.FAILED
-    assert driver.now == began
-    assert driver.stored.checkpoint == p(10)
-
-
 # An output that keeps no rows.
 
 
@@ -124,17 +86,3 @@ def test_room_in_between_begins_the_wait_anew():
     driver.tick(3.0)
 
     assert driver.state is State.PROCESSING
-
-
-@pytest.mark.parametrize("event", [events.DrainRequested("SIGTERM"), events.ManagerGone()])
-def test_a_lease_that_is_given_up_anyway_is_no_matter_of_the_output(event):
-    driver = Driver(every_s=1.0, others_in_sight=True).begin()
-    driver.batch(20)
-    driver.faults += ["not kept"]
-    driver.tick(1.0)
-    driver.user_returns = False
-
-    driver.happen(event)
-    driver.tick(OUTPUT_WAIT_S + 1.0)
-
-    assert driver.reports(reports.ProcessBroke) == []

@@ -3,14 +3,11 @@
 import pytest
 
 from kclrun.lease import commands, events
-from kclrun.lease.shard_end import LateWriting
 from kclrun.lease.states import State
 from kclrun.model.sequence import SHARD_END
-from kclrun.model.time import backoff_s
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
-from kclrun.protocol.writes import OutcomeUnknown
-from tests.unit.lease.lease_driver import KEY, ME, NOT_APPLIED, OTHER, START, Driver, child, p
+from tests.unit.lease.lease_driver import KEY, ME, OTHER, Driver, child, p
 
 
 def losing(driver):
@@ -46,23 +43,6 @@ def test_what_was_processed_is_checkpointed_once_after_the_loss(driver):
 
 
 @pytest.mark.parametrize(
-    ("ending", "stored"),
-    [
-        (events.BatchProcessed(p(30)), p(30)),
-        (reports.ProcessorFailed("process_records", "LeaseLost", 1, p(30)), p(20)),
-    ],
-)
-def test_it_waits_for_the_batch_under_way_and_covers_it_if_it_was_finished(driver, ending, stored):
-    driver.happen(events.BatchDelivered(p(30), 1, 1))
-    losing(driver)
-    assert driver.sent(changes.LateCheckpoint) == []
-
-    driver.happen(ending, events.DeliveryStopped())
-
-    assert driver.stored.checkpoint == stored
-
-
-@pytest.mark.parametrize(
     ("noted", "late_note", "is_written"),
     [
         pytest.param(p(10), None, True, id="letters that the last checkpoint covers"),
@@ -84,38 +64,6 @@ def test_there_is_none_over_letters_which_the_next_owner_says_do_not_count(
     lose(driver)
 
     assert (driver.stored.checkpoint == p(20)) == is_written
-
-
-@pytest.mark.parametrize(
-    ("mode", "has_keyed_state", "processed"),
-    [
-        pytest.param("auto", False, False, id="nothing new"),
-        pytest.param("auto", True, True, id="keyed state"),
-        pytest.param("batch", False, True, id="checkpointed already"),
-        pytest.param("manual", False, True, id="nobody asked for it"),
-    ],
-)
-def test_there_is_none_where_there_is_nothing_to_say_or_it_may_not_be_said(
-    mode, has_keyed_state, processed
-):
-    driver = Driver(mode, every_s=1e3, has_keyed_state=has_keyed_state).begin()
-    if processed:
-        driver.batch(20)
-
-    lose(driver)
-
-    assert driver.sent(changes.LateCheckpoint) == []
-    assert driver.state is State.LOST
-
-
-def test_there_is_none_for_a_row_that_was_deleted(driver):
-    driver.vanish()
-    driver.tick(3.0)  # written again
-    driver.vanish()
-    driver.tick(3.0)
-
-    assert driver.state is State.LOST
-    assert driver.sent(changes.LateCheckpoint) == []
 
 
 def test_there_is_none_past_a_batch_that_failed(driver):
@@ -168,43 +116,6 @@ def test_it_is_sent_again_only_where_it_surely_did_not_apply(driver, faults, sen
     assert driver.of(commands.ReadOwnRow) == []
     assert driver.stored.checkpoint == stored
     assert driver.state is State.LOST
-
-
-def test_until_its_first_answer_it_has_not_applied_and_its_pauses_begin_with_the_shortest():
-    late = LateWriting(changes.LateCheckpoint(KEY, ME, p(10), p(20)), START)
-
-    (again,) = late.resolve(NOT_APPLIED["throttled"], START, 0.5)
-
-    assert (late.is_resolved, late.has_applied) == (False, False)
-    assert again.not_before == START + backoff_s(1, 0.5)
-    assert late.resolve(NOT_APPLIED["throttled"], late.until - backoff_s(2, 0.5), 0.5) == ()
-    assert (late.is_resolved, late.has_applied) == (True, False)
-
-
-def test_a_table_that_stays_away_is_waited_for_3_s_at_most(driver):
-    losing(driver)
-    lost_at = driver.now
-    driver.faults += ["throttled"] * 100
-
-    driver.happen(events.DeliveryStopped(), events.CallReturned())
-
-    assert driver.state is State.LOST
-    assert driver.now - lost_at <= 3.0
-    assert len(driver.faults) > 90
-
-
-def test_an_outcome_that_does_not_come_is_not_waited_for_longer_than_3_s(driver):
-    losing(driver)
-    driver.tell(events.DeliveryStopped())
-    late = driver.queue.pop().change
-    driver.happen(events.CallReturned())
-    assert driver.state is State.LOSING
-    assert driver.life.next_deadline(driver.now) == driver.now + 3.0
-
-    driver.tick(3.0)
-
-    assert driver.state is State.LOST
-    assert driver.tell(events.WriteResolved(late, OutcomeUnknown("x"), driver.now)) == []
 
 
 def test_a_lease_lost_that_runs_longer_is_waited_for_when_the_late_checkpoint_is_done(driver):

@@ -4,10 +4,9 @@ import pytest
 
 from kclrun.lease import commands, events
 from kclrun.lease.states import State
-from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from kclrun.protocol.fence import fence_instant
-from tests.unit.lease.lease_driver import KEY, ME, NOT_APPLIED, OTHER, Driver, child, p
+from tests.unit.lease.lease_driver import KEY, ME, NOT_APPLIED, Driver, child, p
 
 JAVA = "java-worker"
 LOST_REPLY = NOT_APPLIED["dropped"]
@@ -19,22 +18,6 @@ def led_away(driver):
     driver.lead_away()
     driver.tick(3.0)
     return driver
-
-
-def test_the_batch_is_finished_and_the_lease_handed_over_with_the_final_position():
-    driver = Driver(every_s=1000.0).begin()
-    driver.happen(events.BatchDelivered(p(20), 1, 1))
-    led_away(driver)
-    assert driver.state is State.STOPPING
-
-    driver.happen(events.BatchProcessed(p(20)), events.DeliveryStopped(), events.CallReturned())
-
-    assert driver.state is State.RELEASED
-    row = driver.stored
-    assert (row.owner, row.checkpoint_owner, row.checkpoint) == (JAVA, None, p(20))
-    assert row.counter == 7
-    assert len(driver.of(commands.CallShutdownRequested)) == 1
-    assert f"handed over to {JAVA}" in driver.reports(reports.LeaseReleased)[0].how
 
 
 def test_nothing_else_is_written_and_nothing_spins_before_the_batch_has_ended():
@@ -80,18 +63,6 @@ def test_what_a_manual_lease_asked_for_goes_with_the_hand_over_if_its_batch_retu
     driver.happen(events.BatchProcessed(p(20)), events.DeliveryStopped(), events.CallReturned())
 
     assert (driver.stored.owner, driver.stored.checkpoint) == (JAVA, p(15))
-
-
-@pytest.mark.parametrize("others", [False, True])
-def test_a_lease_that_was_being_given_away_is_handed_over(others):
-    driver = Driver(others_in_sight=others).begin()
-    driver.batch(20)
-    driver.lead_away()
-
-    driver.happen(events.DrainRequested("x"))
-
-    assert driver.state is State.RELEASED
-    assert (driver.stored.owner, driver.stored.checkpoint) == (JAVA, p(20))
 
 
 @pytest.mark.parametrize("next_owner", [False, True])
@@ -157,18 +128,6 @@ def test_a_leader_that_names_another_owner_meanwhile_is_followed():
     assert (driver.stored.owner, driver.stored.checkpoint) == ("java-other", p(20))
 
 
-def test_a_late_checkpoint_that_landed_before_the_leaders_write_is_handed_over_as_it_stands(driver):
-    driver.user_returns = False
-    driver.move_row(p(15), owner=JAVA, checkpoint_owner=ME)
-    driver.tick(3.0)
-
-    driver.happen(events.DeliveryStopped(), events.CallReturned())
-
-    assert driver.sent(changes.HandOver) == [changes.HandOver(KEY, ME, JAVA, 6, p(15), p(15))]
-    assert driver.state is State.RELEASED
-    assert (driver.stored.owner, driver.stored.checkpoint) == (JAVA, p(15))
-
-
 @pytest.mark.parametrize("faults", [["reply lost"], ["dropped", "reply lost"]])
 def test_a_renewal_that_landed_before_the_leaders_write_is_adopted_with_its_first_send(
     driver, faults
@@ -206,25 +165,6 @@ def test_while_a_shard_ends_it_is_a_loss_and_the_next_owner_ends_it(driver, stat
 
     assert driver.state is State.LOSING
     assert not driver.stored.is_ended
-
-
-def test_somebody_elses_hand_over_is_a_plain_loss(driver):
-    driver.move_row(p(10), owner=JAVA, checkpoint_owner=OTHER)
-
-    driver.tick(3.0)
-
-    assert driver.state is State.LOST
-
-
-def test_a_row_that_vanished_while_it_was_led_away_is_not_written_again():
-    driver = led_away(Driver().begin())
-    driver.batch(20)
-    driver.vanish()
-
-    driver.happen(events.DeliveryStopped(), events.CallReturned())
-
-    assert driver.stored is None
-    assert driver.state is State.LOSING
 
 
 def test_what_was_asked_for_before_the_leader_came_is_still_known_when_the_fence_passes():

@@ -107,21 +107,6 @@ def test_the_lease_is_renewed_and_batches_run_while_a_commit_is_under_way(driver
     assert driver.reports(reports.ProcessWarned) == [reports.ProcessWarned("no route")]
 
 
-@pytest.mark.parametrize("mode", ["auto", "manual"])
-def test_a_checkpoint_that_user_code_asks_for_forces_a_commit(mode):
-    driver = WithOutputs(mode).begin()
-    driver.batch(20)
-    driver.batch(30)
-    driver.happen(events.CheckpointRequested(1, p(20)))
-    assert driver.asks() == [(p(20), MUST)]
-    assert driver.answers() == {}
-
-    driver.commits(20)
-
-    assert driver.stored.checkpoint == p(20)
-    assert driver.answers() == {1: commands.CheckpointAnswer.DURABLE}
-
-
 def test_with_manual_checkpoints_nothing_is_asked_and_none_lies_in_between():
     driver = WithOutputs("manual", failover_s=60.0).begin()
     driver.batch(20)
@@ -133,18 +118,6 @@ def test_with_manual_checkpoints_nothing_is_asked_and_none_lies_in_between():
     assert not driver.sent(changes.Checkpoint)
     driver.tick(driver.life.next_deadline(driver.now) - driver.now)
     assert driver.asks() == [(p(20), MUST)] * 2
-
-
-def test_of_two_requests_in_a_row_neither_waits():
-    """Found by a storm: a pause that is for rows that were not committed held the second one."""
-    driver = WithOutputs("manual").begin()
-    for number in (20, 30):
-        driver.batch(number)
-        driver.happen(events.CheckpointRequested(number, p(number)))
-        driver.commits(number)
-
-    assert driver.asks() == [(p(20), MUST), (p(30), MUST)]
-    assert driver.stored.checkpoint == p(30)
 
 
 @pytest.mark.parametrize(("mode", "cap"), [("batch", 100), ("auto", 2)])

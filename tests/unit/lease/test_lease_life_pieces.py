@@ -1,21 +1,16 @@
 """The small parts of core 2: ledger, requests, pacing, error policy, start point, permit."""
 
-import errno
-
 import pytest
 
-from kclrun.calling.delivery import GiveUp, RetryAfter, decision_after, host_fault
+from kclrun.calling.delivery import GiveUp, RetryAfter, decision_after
 from kclrun.errors import (
-    HostFailed,
     InvariantViolation,
-    OutputLocked,
     SettingsError,
     StaleCheckpoint,
 )
 from kclrun.lease.checkpoints import CheckpointLedger, CheckpointRequests
 from kclrun.lease.commands import AnswerCheckpoint, CheckpointAnswer
 from kclrun.lease.policy import (
-    EVERY_S,
     FLOOR_S,
     THROUGHPUT_ALPHA,
     LoadMeter,
@@ -23,13 +18,12 @@ from kclrun.lease.policy import (
     batch_records_max,
     first_start,
 )
-from kclrun.lease.state_machine import DeliveryPermit
-from kclrun.model.lease import Lease, Load
+from kclrun.model.lease import Lease
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
 from kclrun.model.time import Instant
-from kclrun.protocol.fence import fence_instant, renew_interval_s
+from kclrun.protocol.fence import fence_instant
 from kclrun.protocol.in_flight import has_ended_ownership
 from kclrun.protocol.writes import HandOver
 from kclrun.worker.sharing import rest_together_s
@@ -84,49 +78,6 @@ class Metered:
         return load
 
 
-def test_a_load_is_known_once_it_is_the_mean_of_two_minutes(lease):
-    assert lease.run(119, lambda _: (100.0, 0.25)) is None
-    assert lease.run(1, lambda _: (100.0, 0.25)) == Load(100.0, 0.25)
-
-
-def test_what_a_process_reads_at_its_start_counts_as_one_second_of_the_mean(lease):
-    load = lease.run(120, lambda now: (1300.0 if now == 0 else 100.0, 0.25))
-
-    assert load == Load(110.0, 0.25)
-
-
-def test_polls_of_five_seconds_move_the_load_by_a_twentieth(lease):
-    lease.run(600, lambda now: (500.0 if now % 5 == 0 else 0.0, 0.2))
-
-    loads = [lease.run(1, lambda now: (500.0 if now % 5 == 0 else 0.0, 0.2)) for _ in range(60)]
-
-    assert all(load.kbps == pytest.approx(100.0, rel=0.05) for load in loads)
-
-
-@pytest.mark.parametrize("every", [1, 3, 10])
-def test_a_load_follows_the_traffic_in_minutes_however_often_it_is_measured(lease, every):
-    lease.run(300, lambda _: (100.0, 0.1), every)
-
-    after_two_minutes = lease.run(120, lambda _: (1100.0, 0.6), every)
-    after_ten = lease.run(480, lambda _: (1100.0, 0.6), every)
-
-    assert 650 < after_two_minutes.kbps < 800
-    assert after_ten == Load(pytest.approx(1100, rel=0.02), pytest.approx(0.6, rel=0.02))
-
-
-def test_cpu_time_before_the_claim_does_not_count(lease):
-    lease.cpu_s = 60.0
-    lease.metering.begin(Instant(0.0))
-
-    assert lease.run(120, lambda _: (10.0, 0.5)) == Load(10.0, 0.5)
-
-
-def test_a_process_that_stood_still_for_longer_than_the_mean_begins_it_again(lease):
-    lease.run(300, lambda _: (1000.0, 0.5))
-
-    assert lease.run(1000, lambda _: (0.0, 0.0), every=1000) == Load(0.0, 0.0)
-
-
 # What a row says of a write whose reply was lost
 
 
@@ -170,12 +121,6 @@ def test_delivered_processed_checkpointed_follow_each_other(ledger):
     assert (ledger.checkpointed_total, ledger.delivered_max) == (3, 103)
 
 
-def test_what_the_row_has_already_is_not_unsaved(ledger):
-    ledger.process(p(10))
-
-    assert not ledger.has_unsaved
-
-
 def test_a_batch_given_again_is_counted_once(ledger):
     ledger.deliver(p(20), 3)
     ledger.deliver(p(20), 3)
@@ -192,19 +137,6 @@ def test_a_page_without_records_moves_the_position_and_no_count(ledger):
     assert ledger.delivered_total == 0
 
 
-def test_batches_are_covered_one_by_one(ledger):
-    for last, records in ((20, 1), (30, 2), (40, 4)):
-        ledger.deliver(p(last), records)
-        ledger.process(p(last))
-
-    totals = []
-    for position in (15, 20, 39, 40):
-        ledger.confirm(p(position))
-        totals.append(ledger.checkpointed_total)
-
-    assert totals == [0, 1, 3, 7]
-
-
 def test_processed_and_checkpointed_never_move_back(ledger):
     ledger.process(p(20))
     ledger.confirm(p(20))
@@ -213,16 +145,6 @@ def test_processed_and_checkpointed_never_move_back(ledger):
         ledger.process(p(19))
     with pytest.raises(InvariantViolation, match="checkpoint moved back"):
         ledger.confirm(p(19))
-
-
-def test_a_full_ledger_says_so():
-    ledger = CheckpointLedger(p(10), 3)
-    ledger.deliver(p(20), 2)
-    assert not ledger.is_full
-
-    ledger.deliver(p(30), 1)
-
-    assert ledger.is_full
 
 
 @pytest.mark.parametrize("cap", [2, 3, 40, 101])
@@ -272,19 +194,6 @@ def test_the_core_checks_the_positions_and_counts_of_its_ledger():
 # Requests
 
 
-def test_requests_wait_until_a_position_covers_them():
-    ledger, requests = CheckpointLedger(p(10), 100), CheckpointRequests(is_manual=False)
-    ledger.deliver(p(30), 3)
-    assert requests.highest is None
-    assert requests.admit(1, p(20), ledger) == ()
-    assert requests.admit(2, None, ledger) == ()
-    assert requests.highest == p(30)
-
-    assert requests.answer(p(25)) == (AnswerCheckpoint(1, DURABLE),)
-    assert requests.refuse_all("gone") == (AnswerCheckpoint(2, LOST, "gone"),)
-    assert requests.highest is None
-
-
 def test_requests_that_need_no_write_are_answered_at_once():
     ledger, requests = CheckpointLedger(p(10), 100), CheckpointRequests(is_manual=False)
 
@@ -298,17 +207,6 @@ def test_requests_that_need_no_write_are_answered_at_once():
 # Permit
 
 
-def test_only_changes_of_the_permit_are_commands():
-    ledger, permit = CheckpointLedger(p(10), 7), DeliveryPermit(one_batch_a_checkpoint=False)
-    (opened,) = permit.allow(5.0, ledger)
-    assert (opened.fence, opened.start_below, opened.delivered_max) == (5.0, 7, 7)
-
-    assert permit.allow(5.0, ledger) == ()
-    assert len(permit.allow(6.0, ledger)) == 1
-    assert len(permit.stop()) == 1
-    assert len(permit.allow(6.0, ledger)) == 1
-
-
 # Fence
 
 
@@ -316,42 +214,7 @@ def test_the_fence_leaves_a_hundredth_and_a_tenth_of_a_second():
     assert fence_instant(100.0, 10.0) == pytest.approx(109.8)
 
 
-def test_renewals_of_a_tiny_failover_do_not_spin():
-    assert renew_interval_s(10.0) == pytest.approx(3.3083, abs=1e-4)
-    assert renew_interval_s(0.06) == pytest.approx(0.01)
-
-
 # Pacing
-
-
-@over_rows(
-    ("records", "behind", "pause_s"),
-    [(0, 0, 1.0), (0, None, 1.0), (0, 5, FLOOR_S), (3, 0, FLOOR_S), (3, 5, FLOOR_S)],
-)
-def test_only_an_empty_page_at_the_tip_idles(records, behind, pause_s):
-    assert Pacing(1.0).after_page(records, behind) == pause_s
-
-
-@over_rows(
-    ("records", "behind", "pause_s"),
-    [
-        (0, 0, 1.0),
-        (0, None, 1.0),
-        (0, 5, FLOOR_S),  # a gap in the shard
-        (3, 0, EVERY_S),
-        (3, 400, EVERY_S),  # the next read takes what has come since
-        (3, 401, FLOOR_S),
-        (3, None, FLOOR_S),  # it may be behind
-    ],
-)
-def test_at_the_tip_a_shard_is_read_at_most_each_every(records, behind, pause_s):
-    assert Pacing(1.0, every_s=EVERY_S).after_page(records, behind) == pause_s
-
-
-@pytest.mark.parametrize(("every_s", "pauses_s"), [(1.0, (1.0, 1.0)), (0.1, (FLOOR_S, FLOOR_S))])
-def test_every_bounds_the_idle_pause_too_and_the_floor_bounds_both(every_s, pauses_s):
-    pacing = Pacing(0.05, every_s=every_s)
-    assert (pacing.after_page(3, 0), pacing.after_page(0, 0)) == pauses_s
 
 
 @pytest.mark.parametrize("phase_s", [0.0, 0.13, 0.5, 0.87])
@@ -375,26 +238,7 @@ def test_idle_is_never_below_the_floor():
     assert Pacing(0.01, floor_s=0.001).after_page(0, 0) == 0.01
 
 
-def test_throttles_and_errors_double_up_to_their_bounds_and_a_page_resets_them():
-    pacing = Pacing(1.0)
-    throttles = [pacing.after_throttle(1.0) for _ in range(8)]
-    assert throttles == pytest.approx([0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, 5.0])
-    pacing.after_page(0, 0)
-
-    errors = [pacing.after_error(1.0) for _ in range(5)]
-
-    assert errors == pytest.approx([0.4, 0.8, 1.6, 3.0, 3.0])
-
-
 # Error policy
-
-
-def test_retries_double_their_pause_and_then_it_gives_up():
-    policy = ErrorPolicy(retries=3, backoff_s=1.0)
-
-    decisions = [decision_after(attempt, policy) for attempt in (1, 2, 3, 4)]
-
-    assert decisions == [RetryAfter(1.0), RetryAfter(2.0), RetryAfter(4.0), GiveUp()]
 
 
 def test_the_pause_is_bounded_and_no_retries_are_none():
@@ -429,43 +273,3 @@ def test_an_instant_that_nobody_knows_is_a_setting_to_repair():
 
 
 # What the host lacks
-
-
-def raised_from(cause, error):
-    error.__cause__ = cause
-    return error
-
-
-def raised_while(context, error):
-    error.__context__ = context
-    return error
-
-
-@over_rows(
-    "error",
-    [
-        OSError(errno.EMFILE, "Too many open files"),
-        OSError(errno.ENOSPC, "No space left on device"),
-        MemoryError(),
-        RuntimeError("can't start new thread"),
-        HostFailed("the lock file"),
-        OutputLocked("locked"),
-        raised_from(MemoryError(), ValueError("no model")),
-        raised_while(MemoryError(), ValueError("no model")),
-    ],
-)
-def test_what_the_host_lacks_is_no_fault_of_the_lease(error):
-    assert host_fault(error) == f"{type(error).__name__}: {error}"
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.ENOENT, "No such file"),
-        RuntimeError("not ready"),
-        raised_from(KeyError("x"), ValueError("no model")),
-        ValueError("can't start new thread"),
-    ],
-)
-def test_any_other_error_is_not_put_down_to_the_host(error):
-    assert host_fault(error) is None

@@ -207,17 +207,6 @@ def test_a_look_up_that_is_under_way_is_not_asked_twice(driver):
     assert driver.life.next_deadline(driver.now) > driver.now
 
 
-def test_a_failed_read_back_while_children_are_created_is_the_own_rows(driver):
-    driver.tell(events.ShardExhausted((child("s2", "s0", "s1"),)))
-    driver.queue.clear()
-    driver.faults += ["reply lost", "unreadable"]
-    driver.tick(3.0)
-
-    assert len(driver.of(commands.ReadOwnRow)) == 2
-    assert driver.life.own.pending is None
-    assert driver.state is State.CREATING
-
-
 @pytest.mark.parametrize("kind", [changes.NameChildren, changes.End])
 @pytest.mark.parametrize("fault", ["reply lost", "dropped", "throttled"])
 def test_the_writes_of_the_end_survive_faults(driver, kind, fault):
@@ -343,18 +332,6 @@ def test_of_a_listing_of_thousands_only_the_relatives_of_the_shard_are_kept():
     assert end.look_up() == commands.ReadRows(("s1",))
 
 
-def test_children_created_while_the_lease_is_withdrawn_are_left_to_the_next_owner(driver):
-    driver.tell(events.ShardExhausted((child("s1"),)))
-    creation = driver.queue.popleft().change
-    driver.tell(events.ReleaseRequested())
-
-    driver.happen(events.WriteResolved(creation, driver.table.write(creation), driver.now))
-
-    assert driver.state is State.RELEASED
-    assert driver.table.read("s1") is not None
-    assert not driver.stored.is_ended
-
-
 @pytest.mark.parametrize(
     ("listed", "parents", "is_created"),
     [
@@ -410,11 +387,3 @@ def test_the_end_of_a_time_range_ends_the_lease_without_children_and_without_a_l
     assert driver.state is State.ENDED
     assert (driver.stored.checkpoint, driver.stored.children) == (SHARD_END, frozenset())
     assert driver.of(commands.ListShards) == []
-
-
-def test_within_a_time_range_the_end_of_the_shard_makes_its_children():
-    driver = Driver(is_bounded=True).begin()
-
-    driver.exhaust(child("s1"), child("s2"))
-
-    assert driver.stored.children == {"s1", "s2"}

@@ -1,17 +1,16 @@
 """With keyed state a checkpoint carries the version that was written for it, in the same write, and
 is never at another position [K2, K3, K5, K13, K16, P19]."""
 
-import msgspec
 import pytest
 
 from kclrun.lease import events
 from kclrun.lease.states import State
-from kclrun.model.output import Cursor, StoredCursors
+from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.state import OF_PARENTS
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
-from tests.unit.lease.lease_driver import KEY, ME, Driver, child, p
+from tests.unit.lease.lease_driver import KEY, ME, child, p
 from tests.unit.lease.test_lease_life_outputs import WithOutputs, move_back_by_hand
 
 
@@ -50,21 +49,6 @@ def test_a_checkpoint_and_the_version_for_it_are_one_write(driver):
     assert driver.kept() == (p(10), p(10), "v0")
     driver.commits_state(20, "v1")
     assert driver.kept() == (p(20), p(20), "v1")
-
-
-def test_a_version_that_did_not_change_stays_on_the_row_with_the_new_position(driver):
-    driver.tick(2.0)
-    driver.commits_state(20, "v0")
-    assert driver.kept() == (p(20), p(20), "v0")
-
-
-def test_the_checkpoint_waits_until_the_core_knows_the_records_of_the_version(driver):
-    """The outputs commit up to what is settled, a moment before the core learns of it."""
-    driver.tick(2.0)
-    driver.commits_state(25, "v1")
-    assert driver.kept() == (p(10), p(10), "v0")
-    driver.batch(25)
-    assert driver.kept() == (p(25), p(25), "v1")
 
 
 @pytest.mark.parametrize("how", ["DrainRequested", "ManagerGone"])
@@ -116,25 +100,3 @@ def test_a_checkpoint_that_the_version_was_not_written_with_halts_in_words(outpu
     assert not driver.stored.may_forget_outputs
     driver.table.write(changes.ResumeLease(KEY, driver.stored.may_forget_outputs))
     assert driver.stored.is_moved_past_outputs, "a resume makes no state for this position"
-
-
-def test_a_run_without_state_takes_the_version_off_the_row():
-    """Its cursors go on, and the version would seem to be of their position."""
-    driver = WithOutputs()
-    driver.move_row(p(10), outputs=StoredCursors(p(10), ()), state_version="v0")
-    driver.begin()
-    driver.batch(20)
-    driver.tick(2.0)
-    driver.commits(20)
-    assert driver.stored.outputs == StoredCursors(p(20), (("s3", Cursor(p(20))),))
-    assert driver.stored.state_version is None
-
-
-def test_without_state_children_are_made_as_before():
-    driver = Driver()
-    driver.begin()
-    driver.batch(20)
-    driver.happen(events.ShardExhausted((child("c1"),)))
-    made = driver.table.read("c1")
-    assert (made.state_version, made.outputs) == (None, None)
-    assert msgspec.structs.asdict(made)["parents"] == frozenset({"s0"})

@@ -81,14 +81,6 @@ def test_a_lease_that_stands_still_on_another_machine_counts_as_one_here(
     assert bool(life.core.read_elsewhere()) == is_read
 
 
-def test_a_halt_that_a_java_worker_does_not_know_is_none():
-    life = synced(of_another(JAVA, halt=Halt("poison", WallTime(1.0))))
-    life.scan(after=4.0)
-
-    assert life.core.halted() == ()
-    assert [lease.key for lease in life.core.read_elsewhere()] == ["s0"]
-
-
 def test_a_shard_without_a_lease_stands_in_the_way():
     halves = HashRange(0, 2**127 - 1), HashRange(2**127, 2**128 - 1)
     life = ManagerLife(row("s0", OTHER, 3, hash_range=halves[0]))

@@ -8,7 +8,7 @@ import pytest
 from kclrun.leases import events as e
 from kclrun.leases.policy import ENDED_ROWS_STAY_S
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.shard import ALL_HASH_KEYS, Shard, is_of_changes, is_too_new_for
+from kclrun.model.shard import ALL_HASH_KEYS, Shard
 from kclrun.protocol import writes as ch
 from tests.unit.leases.manager_life import OTHER, ManagerLife, row
 
@@ -45,18 +45,6 @@ def written(life, shards, *, seconds):
             if isinstance(change, ch.DeleteEnded | ch.DeleteTrimmed):
                 life.rows.pop(change.key, None)
     return found
-
-
-def test_the_shards_of_both_services_are_told_apart_by_their_ids():
-    assert all(map(is_of_changes, (OLD, f"1:orders:2:{OLD}")))
-    assert not any(map(is_of_changes, ("shardId-000000000001", "1:a-b:2:shardId-000000000001")))
-
-
-def test_an_older_shard_that_is_still_listed_does_not_make_a_trimmed_one_look_new():
-    shards = (shard(OLD), shard(FIRST, PARENT))
-
-    assert not is_too_new_for(shards, PARENT, ALL_HASH_KEYS, [])
-    assert is_too_new_for(shards, FIRST, ALL_HASH_KEYS, [OLD])
 
 
 def test_a_second_child_that_is_listed_an_hour_later_begins_at_its_first_record():

@@ -4,7 +4,7 @@ import pytest
 
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
-from kclrun.model.lease import ANYBODY, WRITTEN_AGAIN_AHEAD, Halt, Handoff
+from kclrun.model.lease import WRITTEN_AGAIN_AHEAD, Halt, Handoff
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.protocol import reports
 from kclrun.protocol import writes as ch
@@ -43,36 +43,6 @@ def life():
 # Draining.
 
 
-def test_a_drain_with_others_in_sight_offers_what_has_no_process_to_whoever_comes(life):
-    life.say(e.DrainRequested("SIGTERM"))
-    assert life.writes() == [offer(1)]
-    life.apply(life.writes()[0])
-
-    assert "lease_offered" in life.notes()
-    assert life.asked(c.Finish)
-
-
-def test_a_drain_with_nobody_in_sight_releases():
-    life = ManagerLife(row(halt=Halt("poison", 1.0)), row("j", JAVA))
-    life.take()
-
-    life.say(e.DrainRequested("SIGTERM"))
-
-    assert life.writes() == [ch.Release("s0", ME, 1, TRIM_HORIZON, TRIM_HORIZON)]
-
-
-def test_processes_are_told_who_is_in_sight_before_they_are_told_to_drain():
-    life = ManagerLife(row(), row("o", OTHER))
-    life.take()
-    life.say(e.ProcessStarted("s0", 1))
-
-    life.say(e.DrainRequested("SIGTERM"))
-
-    kinds = [type(command) for command in life.said]
-    assert kinds.index(c.PublishOthersInSight) < kinds.index(c.DrainProcess)
-    assert life.asked(c.PublishOthersInSight) == [c.PublishOthersInSight(others=True)]
-
-
 def test_n8_a_take_that_lands_in_a_drain_is_offered_before_the_manager_exits():
     life = ManagerLife(row(), row("o", OTHER))
     take = life.writes(ch.Take)[0]
@@ -82,16 +52,6 @@ def test_n8_a_take_that_lands_in_a_drain_is_offered_before_the_manager_exits():
     assert not life.asked(c.Finish)
     life.apply(life.writes(ch.Offer)[0])
 
-    assert life.asked(c.Finish)
-
-
-def test_an_offer_of_unknown_outcome_is_known_by_its_giver_on_the_row(life):
-    life.say(e.DrainRequested("SIGTERM"))
-    life.resolve(life.writes()[0], OutcomeUnknown("reset"))
-
-    life.say(e.RowRead("s0", offered(by=ME, counter=2)))
-
-    assert life.notes() == ["lease_offered"]
     assert life.asked(c.Finish)
 
 
@@ -108,26 +68,12 @@ def test_an_offer_of_unknown_outcome_that_somebody_took_already_is_no_loss(life)
 # Answering asks without a process.
 
 
-def test_a_renewal_that_shows_an_ask_is_answered_with_an_offer_to_the_asker(life):
-    life.apply(life.renewal(), handoff=ASK)
-
-    assert life.writes() == [offer(2, OTHER)]
-    life.apply(life.writes()[0])
-    assert life.core.held() == ()
-
-
 def test_a_halted_lease_travels_with_its_halt(life):
     life.apply(life.renewal(), handoff=ASK)
 
     life.apply(life.writes()[0])
 
     assert life.rows["s0"].halt == Halt("poison", 1.0)
-
-
-def test_an_operators_release_is_answered_with_an_offer_to_whoever_comes(life):
-    life.apply(life.renewal(), handoff=Handoff(ANYBODY, 1.0))
-
-    assert life.writes() == [offer(2)]
 
 
 @pytest.mark.parametrize("parents", [(), ("p",)])
@@ -138,15 +84,6 @@ def test_resting_and_waiting_leases_are_given_to_who_asks(parents):
     life.apply(life.renewal(), handoff=ASK)
 
     assert [change.offered_to for change in life.writes(ch.Offer)] == [OTHER]
-
-
-def test_a_draining_manager_offers_an_asked_lease_to_the_asker(life):
-    change = life.renewal()
-    life.say(e.DrainRequested("SIGTERM"))
-
-    life.apply(change, handoff=ASK)
-
-    assert life.writes() == [offer(2, OTHER)]
 
 
 def test_h8_an_ask_that_stood_there_for_thirty_seconds_is_removed_and_not_obeyed():
@@ -267,16 +204,6 @@ def test_a_row_that_was_ended_or_halted_during_the_wait_is_not_started():
     life.say(e.RowRead(key, replace(life.rows[key], halt=Halt("poison", 1.0))))
 
     assert life.state(key) == "halted"
-
-
-def test_a_lease_that_is_outwaited_is_given_up_in_a_drain_and_to_who_asks():
-    life, _ = forced()
-    life.say(e.DrainRequested("SIGTERM"))
-    assert life.writes(ch.Release)
-
-    life, _ = forced()
-    life.apply(life.renewal(), handoff=ASK)
-    assert [change.offered_to for change in life.writes(ch.Offer)] == [OTHER]
 
 
 def test_a_second_start_needs_no_second_wait():

@@ -138,13 +138,6 @@ def restarted(life, image, key="s0"):
 # Beginning: an empty table, a first take.
 
 
-def test_a_manager_begins_with_a_scan_and_lists_from_the_start_when_the_table_is_empty(life):
-    assert life.say(e.Started()) == (c.ScanTable(),)
-    assert life.say(e.LeasesScanned(())) == ()
-    assert life.say(e.Ticked(), after=0.15) == (c.ScanTable(),)
-    assert life.say(e.LeasesScanned(())) == (c.ListShards(with_start=True),)
-
-
 def test_an_empty_table_that_somebody_else_filled_meanwhile_is_not_listed_from_the_start(life):
     life.say(e.Started())
     life.say(e.LeasesScanned(()))
@@ -171,17 +164,6 @@ def test_an_empty_table_is_filled_and_then_scanned_at_once():
     assert c.ScanTable() not in life.resolve(creates[0])
     assert life.resolve(creates[1], ConditionFailed(row("b"))) == (c.ScanTable(),)
     assert life.core.caught_up_blockers()
-
-
-def test_a_listing_that_leaves_hash_keys_out_creates_nothing_and_is_made_again_after_a_second(life):
-    life.begin()
-
-    life.say(e.ShardsListed((), 1.0, (shard("a", HALVES[0]),)))
-
-    assert life.writes() == []
-    assert life.notes() == ["shard_sync_refused"]
-    assert life.core.next_deadline(life.now) == life.now + 1.0
-    assert life.say(e.Ticked(), after=1.0) == (c.ScanTable(),)
 
 
 NATIVE = "CLIENT_VERSION_3X_WITH_ROLLBACK"
@@ -226,15 +208,6 @@ def test_a_table_that_lost_all_rows_while_we_ran_is_not_filled_with_guessed_posi
     assert life.core.next_deadline(life.now) > life.now + 1.0
 
 
-def test_a_take_names_what_was_seen_and_publishes_failover_and_start():
-    life = Life(failover_s=8.0, start_text="LATEST")
-    life.begin(row(owner=None, counter=41))
-
-    assert life.writes() == [ch.Take("s0", ME, None, 41, 8.0, "LATEST")]
-    assert life.core.held() == ("s0",)
-    assert life.core.leases["s0"].counter == 41
-
-
 def test_a_start_carries_the_counter_of_the_take_and_expires_a_failover_after_its_sending(life):
     life.begin(row(counter=41))
     sent = life.now
@@ -242,19 +215,6 @@ def test_a_start_carries_the_counter_of_the_take_and_expires_a_failover_after_it
     life.resolve(life.writes()[0], Applied(row(owner=ME, counter=42)), after=2.0)
 
     assert life.asked(c.StartProcess) == [c.StartProcess("s0", 42, sent + 10.0)]
-
-
-def test_a_take_that_was_answered_late_is_renewed_before_the_start(life):
-    life.begin(row(counter=41))
-
-    life.resolve(life.writes()[0], Applied(row(owner=ME, counter=42)), after=5.0)
-    assert life.asked(c.StartProcess) == []
-    renewal = life.writes()[0]
-    assert renewal == ch.Renew("s0", ME, 42)
-    sent = life.now
-    life.resolve(renewal, Applied(row(owner=ME, counter=43)), after=0.1)
-
-    assert life.asked(c.StartProcess) == [c.StartProcess("s0", 43, sent + 10.0)]
 
 
 # Takes that do not simply apply.
@@ -283,23 +243,6 @@ def test_a_take_still_unknown_is_sent_again_with_the_counter_it_expected(life):
 
     # The earliest attempt may be the one that applied, so the permission counts from it [P7].
     assert life.asked(c.StartProcess) == [c.StartProcess("s0", 1, sent + 10.0)]
-
-
-def test_a_take_with_an_unknown_outcome_that_somebody_else_beat_is_dropped(life):
-    life.begin(row())
-    life.resolve(life.writes()[0], OutcomeUnknown("timed out"))
-
-    life.say(e.RowRead("s0", row(owner=OTHER, counter=1)))
-
-    assert life.state() is None
-
-
-def test_a_take_whose_condition_failed_on_the_very_row_it_saw_is_left_to_the_next_scan(life):
-    life.begin(row())
-
-    life.resolve(life.writes()[0], ConditionFailed(row()))
-
-    assert life.state() is None
 
 
 @pytest.mark.parametrize("outcome", [Throttled("slow"), Unavailable("no route")])
@@ -352,15 +295,6 @@ def test_a_waiting_child_asks_again_when_a_scan_says_that_its_parents_are_over(l
     assert life.asked(c.ReadParents) == [c.ReadParents("c", ("p",))]
 
 
-def test_a_waiting_child_is_renewed_on_time(life):
-    taken(life, row("c", parents=frozenset({"p"})), parents_over=False)
-
-    assert life.core.next_deadline(life.now) == pytest.approx(life.now + 1.0)  # the next scan
-    life.say(e.Ticked(), after=3.4)
-
-    assert life.writes(ch.Renew) == [ch.Renew("c", ME, 1)]
-
-
 def test_a_child_that_waits_here_asks_as_soon_as_its_parent_ends_here(life):
     rows = [row("p", hash_range=WHOLE), row("c", parents=frozenset({"p"}), owner=ME)]
     life.begin(*rows)
@@ -385,22 +319,6 @@ def test_an_answer_about_parents_that_nobody_waits_for_changes_nothing(life):
 # A process dies.
 
 
-def test_between_two_starts_the_manager_renews(life):
-    image = running(life)
-    crash(life)
-    image = restarted(life, image)
-    crash(life)
-    life.say(e.RowRead("s0", image))
-    assert life.state() == "backing off"
-    image = replace(image, counter=image.counter + 1)
-    life.resolve(life.writes(ch.Renew)[0], Applied(image))
-
-    assert life.core.held_lease("s0").rest_until == life.now + 1.0
-    life.say(e.Ticked(), after=1.0)
-
-    assert life.asked(c.StartProcess)[0].counter == image.counter
-
-
 def test_seven_deaths_without_progress_halt_the_lease_where_nobody_else_can_try(life):
     image = running(life)
     for _ in range(6):
@@ -416,45 +334,6 @@ def test_seven_deaths_without_progress_halt_the_lease_where_nobody_else_can_try(
     life.resolve(halting, Applied(replace(image, counter=image.counter + 1, halt=halting.halt)))
     assert life.state() == "halted"
     assert life.notes() == ["lease_halted"]
-
-
-def test_progress_between_deaths_keeps_the_lease_going(life):
-    image = running(life)
-    for _ in range(7):
-        life.say(e.ProcessReported("s0", reports.Checkpointed(ExtendedSequenceNumber("5"), 3)))
-        crash(life)
-        image = restarted(life, image)
-
-    assert life.state() == "starting"
-
-
-def test_a_process_that_gave_up_unclaimed_is_followed_by_a_look_at_the_row(life):
-    mine = taken(life, row())
-    life.say(e.ProcessStarted("s0", 7))
-
-    life.say(e.ProcessReported("s0", reports.StartUnclaimed("the start command expired")))
-    assert life.state() == "exiting"
-    life.say(e.ProcessExited("s0", 7, "exit status 0"))
-    assert life.asked(c.ReadRow)
-
-    restarted(life, mine)
-    assert life.state() == "starting"
-
-
-def test_a_released_or_ended_lease_is_over_with_the_exit_of_its_process():
-    for report in (
-        e.ProcessReported("s0", reports.LeaseReleased(TRIM_HORIZON)),
-        e.ProcessReported("s0", reports.ShardEnded(())),
-    ):
-        life = Life()
-        running(life)
-
-        life.say(report)
-        assert life.core.held() == ()
-        crash(life)
-
-        assert life.state() is None
-        assert life.asked(c.ReadRow) == []
 
 
 def test_what_a_dead_process_left_in_its_ring_is_ignored_but_for_the_reason_of_a_halt(life):
@@ -523,19 +402,6 @@ def test_a_failed_processor_halts_its_lease_and_the_halt_is_renewed(life):
     assert life.asked(c.StartProcess) == []
 
 
-def test_a_halt_carries_since_when_its_records_wait_or_else_the_instant_of_the_halt():
-    reported, silent = Life(), Life()
-    for life, since in ((reported, 900.5), (silent, None)):
-        image = running(life)
-        life.say(e.ProcessReported("s0", reports.ProcessorFailed("process_records", "KeyError", 1)))
-        life.say(e.ProcessExited("s0", 7, "x", since))
-        life.say(e.RowRead("s0", image))
-
-    assert reported.writes(ch.HaltLease)[0].halt.waiting_since == 900.5
-    halt = silent.writes(ch.HaltLease)[0].halt
-    assert halt.waiting_since == halt.halted_at
-
-
 def test_a_checkpoint_forgets_since_when_records_waited_and_a_silent_death_does_not(life):
     running(life)
     held_lease = life.core.held_lease("s0")
@@ -581,16 +447,6 @@ def waiting(life):
     return mine, life.writes(ch.Renew)[0]
 
 
-def test_a_throttled_renewal_is_sent_again_slower(life):
-    _, renewal = waiting(life)
-
-    assert life.resolve(renewal, Throttled("slow"))[0].not_before > life.now
-    first = life.said[0].not_before - life.now
-    life.resolve(renewal, Throttled("slow"))
-
-    assert life.said[0].not_before - life.now > first
-
-
 def test_an_unmoved_counter_means_that_the_renewal_is_still_unknown(life):
     mine, renewal = waiting(life)
     life.resolve(renewal, OutcomeUnknown("reset"))
@@ -613,20 +469,6 @@ def test_renewals_settled_by_the_row_alone_are_sent_slower_each_time(life):
 
 
 # Scans: adoption, former owners, differences, rows that are not ours to judge.
-
-
-def test_a_row_that_says_me_and_runs_nothing_is_read_and_taken_up(life):
-    life.begin(row(owner=ME, counter=4))
-
-    assert life.asked(c.ReadRow) == [c.ReadRow("s0")]
-    assert restarted(life, row(owner=ME, counter=4)).counter == 5
-
-
-def test_a_row_that_said_me_in_a_stale_scan_only_is_dropped_without_a_word(life):
-    life.begin(row(owner=ME, counter=4))
-
-    assert life.say(e.RowRead("s0", row(counter=5))) == ()
-    assert life.state() is None
 
 
 def test_live_owners_with_other_settings_are_one_warning_each(life):
@@ -661,24 +503,6 @@ def test_leases_that_nobody_takes_because_all_are_full_are_named_once():
     assert life.asked(c.Note)[0].fields["keys"] == "b"
     life.scan(mine, free)
     assert "leases_left_unread" not in life.notes()
-
-
-def test_an_overdue_lease_that_is_being_taken_is_not_left_unread(life):
-    mine = running(life, row("a", hash_range=HALVES[0]))
-    theirs = row("b", owner=OTHER, hash_range=HALVES[1])
-    life.scan(mine, theirs)
-    life.now += 40.0
-
-    life.scan(mine, theirs)
-
-    assert [take.key for take in life.writes(ch.Take)] == ["b"]
-    assert "leases_left_unread" not in life.notes()
-
-
-def test_java_rows_are_not_compared_with_our_settings(life):
-    life.begin(row(owner="java", failover_s=20.0, start="LATEST"))
-
-    assert life.notes() == []
 
 
 def test_broken_and_foreign_rows_are_noted_once_and_stop_nothing(life):
@@ -776,16 +600,6 @@ def test_what_was_healed_is_reported_once_it_was_done(life):
     life.resolve(life.writes(ch.CreateChildren)[0])
 
     assert life.notes() == ["children_healed"]
-
-
-def test_children_beyond_the_end_of_a_time_range_get_no_rows():
-    life = Life(is_bounded=True)
-    life.begin(row("p", checkpoint=SHARD_END))
-    shards = (shard("p", WHOLE, ending="9"), shard("a", HALVES[0], "p"), shard("b", HALVES[1], "p"))
-
-    life.say(e.ShardsListed(shards, 1.0))
-
-    assert life.writes() == []
 
 
 @pytest.mark.parametrize("outcome", [Refused("AccessDenied", "no"), Throttled("slow")])
@@ -1005,16 +819,6 @@ def test_a_renewal_refused_by_a_broken_row_is_tried_again_each_second(life):
     assert life.asked(c.WriteRow) == [c.WriteRow(renewal, life.now + 1.0)]
 
 
-def test_a_take_under_way_at_a_drain_is_resolved_and_released(life):
-    life.begin(row())
-    take = life.writes()[0]
-    assert life.say(e.DrainRequested("SIGTERM"))[-1].event == "draining"
-
-    life.resolve(take, Applied(row(owner=ME, counter=1)))
-
-    assert life.writes() == [ch.Release("s0", ME, 1, TRIM_HORIZON, TRIM_HORIZON)]
-
-
 def test_an_unknown_take_is_settled_before_the_end_of_a_drain(life):
     life.begin(row())
     take = life.writes()[0]
@@ -1049,18 +853,6 @@ def test_a_release_whose_position_somebody_moved_is_issued_again_from_the_row(li
     life.resolve(life.writes()[0], ConditionFailed(row(owner=ME, counter=1, checkpoint=late)))
 
     assert life.writes() == [ch.Release("s0", ME, 1, late, late)]
-
-
-def test_a_drain_waits_for_creations_under_way(life):
-    life.begin()
-    life.say(e.ShardsListed((shard(),), 1.0, (shard(),)))
-    creation = life.writes()[0]
-
-    life.say(e.DrainRequested("SIGTERM"))
-    assert life.asked(c.Finish) == []
-    life.resolve(creation)
-
-    assert life.asked(c.Finish)
 
 
 def test_a_drain_releases_a_row_that_a_scan_under_way_shows_as_ours(life):

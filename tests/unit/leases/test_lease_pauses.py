@@ -1,67 +1,18 @@
 """A pause beyond the row that an operator wrote: rows that are created later, moves, its end."""
 
-import pytest
-
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
 from kclrun.leases.manager import blockers
-from kclrun.leases.shard_sync import Listing, children_to_create
-from kclrun.model.lease import Handoff, Lease, Pause, Scope, inherited_pause, pause_of_stream
-from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
-from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.model.lease import Pause, Scope
+from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.model.shard import Shard
 from kclrun.protocol import reports
 from kclrun.protocol import writes as ch
-from tests.support.tables import over_rows
-from tests.unit.leases.manager_life import ME, OTHER, ManagerLife, replace, row
+from tests.unit.leases.manager_life import ME, ManagerLife, replace, row
 from tests.unit.leases.test_lease_generations import HIGH, LOW, view_of
 
 ONE, UNTIL = Pause(9.0), Pause(1.0, until=5.0)
 STREAM, ALL = Pause(1.0, scope=Scope.STREAM), Pause(2.0, until=5.0, scope=Scope.ALL)
-
-
-@over_rows(
-    ("pauses", "inherited", "of_stream"),
-    [
-        ((), None, None),
-        ((None, None), None, None),
-        ((None, ONE), ONE, None),
-        ((UNTIL, ONE), ONE, None),
-        ((UNTIL, Pause(1.0, until=6.0)), Pause(1.0, until=6.0), None),
-        ((ONE, STREAM), STREAM, STREAM),
-        ((ALL, STREAM), ALL, ALL),
-    ],
-)
-def test_a_new_row_has_the_widest_pause_and_of_those_the_one_that_ends_last(
-    pauses, inherited, of_stream
-):
-    rows = [Lease(key=f"s{n}", checkpoint=TRIM_HORIZON, pause=p) for n, p in enumerate(pauses)]
-
-    assert inherited_pause(rows) == inherited_pause(reversed(rows)) == inherited
-    assert pause_of_stream(rows) == of_stream
-
-
-@pytest.mark.parametrize(
-    ("parents", "beside", "created"),
-    [((ONE, None), None, ONE), ((None, None), ALL, ALL), ((None, None), ONE, None)],
-    ids=["one of its parents", "its stream", "another shard alone"],
-)
-def test_a_child_that_a_manager_creates_has_the_pause_of_its_parents_or_its_stream(
-    parents, beside, created
-):
-    rows = (
-        Lease(key="s0", checkpoint=SHARD_END, hash_range=LOW, pause=parents[0]),
-        Lease(key="s1", checkpoint=SHARD_END, hash_range=HIGH, pause=parents[1]),
-        Lease(key="s9", checkpoint=TRIM_HORIZON, pause=beside),
-    )
-    shards = [
-        Shard("s0", LOW, "1", "5"),
-        Shard("s1", HIGH, "1", "5"),
-        Shard("s2", HashRange(0, HASH_KEY_MAX), "6", None, "s0", "s1"),
-    ]
-
-    (creation,) = children_to_create(view_of(*rows), Listing(shards, 0.0, 0.0))
-
-    assert [each.pause for each in creation.children] == [created]
 
 
 def test_a_shard_that_is_found_without_parents_has_the_pause_of_all():
@@ -116,18 +67,6 @@ def test_a_process_that_ended_for_a_pause_is_not_alone_afterwards():
     assert life.state() == "paused"
     assert not life.core.held_lease("s0").needs_own_process
     assert life.core.held_lease("s0").restarts.deaths == 0
-
-
-def test_a_paused_lease_is_given_to_another_owner_that_asks_for_it():
-    life = paused_life(ONE)
-    asked = replace(life.rows["s0"], handoff=Handoff(OTHER, 1.0))
-    life.rows["s0"] = asked
-
-    life.tick(4.0)
-    life.apply(life.writes(ch.Renew)[-1])
-
-    (offer,) = life.writes(ch.Offer)
-    assert offer.offered_to == OTHER
 
 
 def test_a_job_that_runs_until_caught_up_waits_for_the_end_of_a_pause():

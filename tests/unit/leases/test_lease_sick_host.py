@@ -108,13 +108,6 @@ def test_a_lease_that_was_too_busy_or_whose_process_broke_gets_a_process_of_its_
     assert not [each for each in notes if each.event == "process_died"]
 
 
-def test_a_lease_whose_processes_died_on_another_host_is_not_shared():
-    life = shared_fleet(died_on=DiedOn("other-host", TRIM_HORIZON))
-    await_start(life)
-
-    assert life.asked(c.StartProcess)[0].is_alone
-
-
 def starve(life, count):
     """Its host has too little for a record, so many times."""
     broke = e.ProcessReported(
@@ -138,19 +131,6 @@ def test_a_claim_that_is_refused_before_its_start_command_expires_is_no_failed_s
     leave_unclaimed(life, 6, after_s=1.0)
 
     assert life.writes(ch.Offer) == []
-
-
-def test_after_three_failed_starts_the_lease_is_offered_and_our_places_follow_what_runs(life):
-    fail_starts(life, 2)
-    assert not life.writes(ch.Offer)
-    fail_starts(life, 1)
-
-    offer = life.writes(ch.Offer)[0]
-    assert (offer.key, offer.offered_to, offer.died_on) == ("s0", None, None)
-    (short,) = [note for note in life.asked(c.Note) if note.event == "capacity_short"]
-    assert short.fields == {"leases": 0, "leases_max": 64, "reason": WORDS}
-    life.apply(offer)
-    assert life.core.held() == ()
 
 
 def failed_and_offered(*more):
@@ -200,17 +180,6 @@ def test_an_offered_row_is_left_to_others_until_it_is_overdue():
     taken_at = scan_until(life, ch.Take)
 
     assert 30.0 <= taken_at - failed_at < 30.0 + 2 * 5.0 + 5.0
-
-
-def test_alone_it_keeps_the_lease_and_goes_on_trying():
-    life = ManagerLife(row())
-    life.take()
-
-    fail_starts(life, 12)
-
-    assert not life.writes(ch.Offer)
-    assert not life.writes(ch.Release)
-    assert life.state() == "backing off"
 
 
 def test_five_deaths_give_the_lease_to_another_host_with_a_note_of_ours(life):

@@ -80,12 +80,6 @@ def test_a_consumer_is_creating_until_the_service_has_settled():
     service.subscribe(consumer=consumer)
 
 
-def test_a_consumers_arn_has_its_stream_its_name_and_its_creation():
-    assert Service().consumer.arn == (
-        "arn:aws:kinesis:us-east-1:123456789012:stream/s/consumer/c:1700000000"
-    )
-
-
 def test_a_stream_has_at_most_twenty_consumers_and_five_being_created():
     service = Service(settle_s=2.0)
     for number in range(5):
@@ -151,68 +145,6 @@ def test_an_arn_of_a_stream_is_not_that_of_a_consumer(service):
 # Events.
 
 
-def test_the_first_event_comes_at_once_and_says_where_the_subscription_is(service):
-    (event,) = service.events(subscription := service.subscribe())
-
-    assert (event.records, event.millis_behind_latest, event.children) == ([], 0, ())
-    service.put(b"1")
-    assert service.data(subscription) == [b"1"]
-    service.now += 6.0
-    again = service.subscribe("AFTER_SEQUENCE_NUMBER", sequence_number=event.continuation)
-    assert service.data(again) == [b"1"]
-
-
-def test_a_record_is_announced_when_it_arrives(service):
-    subscription = service.subscribe()
-    service.events(subscription)
-    changes = []
-    subscription.changed = lambda: changes.append(service.now)
-
-    service.put(b"1")
-
-    assert changes == [START]
-    assert service.data(subscription) == [b"1"]
-    assert service.events(subscription) == []
-
-
-def test_a_subscription_without_records_says_where_it_is_every_five_seconds(service):
-    subscription = service.subscribe()
-    service.events(subscription)
-    assert subscription.due_at() == START + 5.0
-    service.now = START + 4.999
-    assert service.events(subscription) == []
-    service.now = START + 5.0
-
-    (event,) = service.events(subscription)
-
-    assert (event.records, event.millis_behind_latest) == ([], 0)
-    assert subscription.due_at() == START + 10.0
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("TRIM_HORIZON", [b"0", b"1", b"2", b"late"]),
-        ("LATEST", [b"late"]),
-        ("AT_SEQUENCE_NUMBER", [b"1", b"2", b"late"]),
-        ("AFTER_SEQUENCE_NUMBER", [b"2", b"late"]),
-        ("AT_TIMESTAMP", [b"2", b"late"]),
-    ],
-)
-def test_a_subscription_begins_at_its_position(service, kind, expected):
-    numbers = []
-    for number in range(3):
-        service.now = START + number
-        numbers.append(service.put(b"%d" % number))
-    position = {"sequence_number": numbers[1]} if kind.endswith("NUMBER") else {}
-    position |= {"timestamp": START + 1.5} if kind == "AT_TIMESTAMP" else {}
-
-    subscription = service.subscribe(kind, **position)
-    service.put(b"late")
-
-    assert service.data(subscription) == expected
-
-
 def test_an_event_holds_a_mebibyte_and_says_how_far_behind_it_is(service):
     for _ in range(3):
         service.put(b"x" * (MIB // 2 - 1))
@@ -229,14 +161,6 @@ def test_a_record_unread_in_its_own_millisecond_is_still_behind(service):
         service.put(b"x" * (MIB // 2 - 1))
 
     assert service.events(service.subscribe())[0].millis_behind_latest == 1
-
-
-def test_what_has_expired_is_not_sent(service):
-    service.put(b"old")
-    service.now += 86_401.0
-    service.put(b"new")
-
-    assert service.data(service.subscribe()) == [b"new"]
 
 
 @pytest.mark.parametrize("taken", range(6))
@@ -265,31 +189,6 @@ def test_nothing_is_lost_and_nothing_comes_twice_after_any_continuation(service,
     assert service.data(again) == rest
 
 
-def test_the_end_of_a_closed_shard_is_one_event_with_its_children_and_then_the_end(service):
-    subscription = service.subscribe()
-    service.put(b"last")
-    service.kinesis.split_shard(service.stream, FIRST, 2**127, service.now)
-
-    event, end = service.events(subscription)
-
-    assert [record.data for record in event.records] == [b"last"]
-    assert (event.continuation, event.millis_behind_latest) == (None, 0)
-    assert [child.shard_id[-1] for child in event.children] == ["1", "2"]
-    assert end == SubscriptionEnd()
-    assert service.events(subscription) == []
-
-
-def test_the_close_of_a_shard_is_announced(service):
-    subscription = service.subscribe()
-    service.events(subscription)
-    changes = []
-    subscription.changed = lambda: changes.append("changed")
-
-    service.kinesis.split_shard(service.stream, FIRST, 2**127, service.now)
-
-    assert changes == ["changed"]
-
-
 def test_a_subscription_lasts_five_minutes(service):
     subscription = service.subscribe()
     service.now = START + 299.9
@@ -302,39 +201,6 @@ def test_a_subscription_lasts_five_minutes(service):
 
 
 # Two subscriptions of one consumer to one shard.
-
-
-def test_a_second_subscription_within_five_seconds_is_refused_and_the_first_goes_on(service):
-    first = service.subscribe()
-    service.now += 4.999
-
-    assert code_of(service.subscribe) == "ResourceInUseException"
-
-    service.put(b"1")
-    assert service.data(first) == [b"1"]
-
-
-def test_a_second_subscription_after_five_seconds_takes_over(service):
-    first = service.subscribe()
-    service.events(first)
-    service.now += 5.0
-
-    second = service.subscribe("LATEST")
-    service.put(b"1")
-
-    (end,) = service.events(first)
-    assert end.error.code == "ResourceInUseException"
-    assert service.data(second) == [b"1"]
-
-
-def test_five_seconds_hold_although_the_first_client_has_gone(service):
-    service.subscribe().end()
-    service.now += 1.0
-    service.subscribe(consumer=service.consumers.register("d", service.now))
-    assert code_of(service.subscribe) == "ResourceInUseException"
-    service.now += 4.0
-
-    service.subscribe()
 
 
 def test_a_live_subscription_is_taken_over_however_old_it_is(service):
@@ -358,19 +224,6 @@ def test_what_ended_five_seconds_ago_is_held_no_longer(service):
 
     gc.collect()
     assert ended() is None
-
-
-def test_other_consumers_and_other_shards_are_not_concerned(service):
-    other = service.consumers.register("d", service.now)
-    service.kinesis.split_shard(service.stream, FIRST, 2**127, service.now)
-
-    subscriptions = [
-        service.subscribe(),
-        service.subscribe(consumer=other),
-        service.subscribe(shard="shardId-000000000001"),
-    ]
-
-    assert not any(each.is_ended for each in subscriptions)
 
 
 def test_what_ended_is_forgotten_and_notified_of_nothing(service):

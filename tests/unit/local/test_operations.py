@@ -69,26 +69,6 @@ def test_cbor_carries_bytes_as_bytes_and_times_as_tagged_milliseconds():
     assert created == ("time", round(NOW * 1000))
 
 
-def test_a_refusal_of_a_cbor_request_is_cbor():
-    status, refusal = by_cbor(service(), "DescribeStream", StreamName="nothing")
-
-    assert (status, refusal["__type"]) == (400, "ResourceNotFoundException")
-    assert "nothing" in refusal["message"]
-
-
-@pytest.mark.parametrize(
-    ("content_type", "encoding"),
-    [
-        (b"application/x-amz-cbor-1.1", Encoding.CBOR),
-        (b"Application/X-Amz-Cbor-1.1; charset=x", Encoding.CBOR),
-        (b"application/x-amz-json-1.1", Encoding.JSON),
-        (b"", Encoding.JSON),
-    ],
-)
-def test_the_content_type_says_which_encoding(content_type, encoding):
-    assert Encoding.of(content_type) is encoding
-
-
 @pytest.mark.parametrize(
     "entry",
     [

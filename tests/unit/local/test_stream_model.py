@@ -5,7 +5,6 @@ from itertools import product
 import pytest
 
 from kclrun.errors import (
-    ExpiredIterator,
     InvalidRequest,
     NotFound,
     ServiceError,
@@ -14,7 +13,7 @@ from kclrun.errors import (
 )
 from kclrun.local import service as service_module
 from kclrun.local import stream as stream_module
-from kclrun.local.hash_ranges import Merge, Split, even_ranges, steps_to
+from kclrun.local.hash_ranges import even_ranges
 from kclrun.local.iterators import ShardQuery
 from kclrun.local.limits import Storage
 from kclrun.local.sequence_numbers import Numbering, ParsedNumber, parse
@@ -82,34 +81,6 @@ def test_the_hash_key_of_a_partition_key_is_its_md5():
     assert hash_key_of("abc") == 0x900150983CD24FB0D6963F7D28E17F72
 
 
-def test_records_older_than_the_retention_are_gone(kinesis, stream):
-    put(kinesis, stream, b"old")
-    put(kinesis, stream, b"new", at=START + 3600)
-
-    now = START + DAY + 1
-    page = read(kinesis, from_start(kinesis, stream, now), now)
-
-    assert data_of(page) == [b"new"]
-
-
-def test_an_iterator_into_what_was_trimmed_meanwhile_goes_on_at_the_horizon(kinesis, stream):
-    put(kinesis, stream, b"old")
-    put(kinesis, stream, b"new", at=START + 200)
-    iterator = from_start(kinesis, stream, START + DAY - 1)
-
-    assert data_of(read(kinesis, iterator, START + DAY + 100)) == [b"new"]
-
-
-def test_a_longer_retention_keeps_records_and_a_shorter_one_drops_them(kinesis, stream):
-    kinesis.set_retention(stream, 48, START, longer=True)
-    put(kinesis, stream, b"kept")
-    later = START + 1.5 * DAY
-
-    assert data_of(read(kinesis, from_start(kinesis, stream, later), later)) == [b"kept"]
-    kinesis.set_retention(stream, 24, later, longer=False)
-    assert data_of(read(kinesis, from_start(kinesis, stream, later), later)) == []
-
-
 @pytest.mark.parametrize(("hours", "longer"), [(8761, True), (23, False), (12, True), (48, False)])
 def test_a_retention_out_of_bounds_or_in_the_wrong_direction_is_refused(
     kinesis, stream, hours, longer
@@ -129,34 +100,6 @@ def test_a_retention_may_be_set_to_what_it_is_and_is_never_shortened_by_its_long
 
     with pytest.raises(InvalidRequest, match=r"\(47 hours\) .* less than .* \(48 hours\)"):
         kinesis.set_retention(stream, 47, START, longer=True)
-
-
-def test_what_has_expired_does_not_come_back_with_a_longer_retention(kinesis, stream):
-    put(kinesis, stream, b"old")
-    later = START + DAY + 1
-
-    kinesis.set_retention(stream, 48, later, longer=True)
-
-    assert data_of(read(kinesis, from_start(kinesis, stream, later), later)) == []
-
-
-def test_a_closed_shard_is_listed_until_its_end_is_older_than_the_retention(kinesis, stream):
-    put(kinesis, stream)
-    kinesis.split_shard(stream, FIRST, 2**127, START + 10)
-
-    assert listed(kinesis, stream, START + DAY + 10) == ["0", "1", "2"]
-    with pytest.raises(NotFound):
-        from_start(kinesis, stream, START + DAY + 11)
-    assert listed(kinesis, stream, START + DAY + 11) == ["1", "2"]
-    assert kinesis.storage.used_bytes == 0
-
-
-def test_a_shard_that_was_closed_by_a_clock_set_back_gives_its_storage_back(kinesis, stream):
-    put(kinesis, stream, at=START + 100)
-    kinesis.split_shard(stream, FIRST, 2**127, START + 10)
-
-    assert listed(kinesis, stream, START + DAY + 50) == ["1", "2"]
-    assert kinesis.storage.used_bytes == 0
 
 
 WHOLE = HashRange(0, HASH_KEY_MAX)
@@ -201,36 +144,6 @@ def test_a_trimmed_shard_reads_as_a_list_without_its_beginning(monkeypatch, batc
     assert storage.used_bytes == 0
 
 
-def test_a_range_is_cut_and_joined_by_halves():
-    quarters, halves, (whole,) = (even_ranges(count) for count in (4, 2, 1))
-    eighths = even_ranges(8)
-
-    assert [*steps_to([whole], quarters)] == [
-        Split(whole, 2**127), Split(halves[0], 2**126), Split(halves[1], 3 * 2**126)
-    ]  # fmt: skip
-    assert [*steps_to(quarters, [whole])] == [
-        Merge(*quarters[:2]), Merge(*quarters[2:]), Merge(*halves)
-    ]  # fmt: skip
-    assert [step.at // 2**125 for step in steps_to([whole], eighths)] == [4, 2, 1, 3, 6, 5, 7]
-    assert [*steps_to(quarters, quarters)] == []
-    assert [*steps_to(even_ranges(3), halves)] == [
-        Split(even_ranges(3)[1], 2**127),
-        Merge(even_ranges(3)[0], HashRange(even_ranges(3)[1].start, 2**127 - 1)),
-        Merge(HashRange(2**127, even_ranges(3)[1].end), even_ranges(3)[2]),
-    ]
-
-
-def test_trimming_gives_all_storage_back(kinesis):
-    stream = made(kinesis, shards=2)
-    for index in range(3000):
-        put(kinesis, stream, b"x" * 10, key=f"k{index}")
-    assert kinesis.storage.used_bytes > 30_000
-
-    stream.trim(START + 2 * DAY)
-
-    assert kinesis.storage.used_bytes == 0
-
-
 def test_a_deleted_stream_gives_its_storage_back_and_its_iterators_find_nothing(kinesis, stream):
     put(kinesis, stream, b"x")
     iterator = from_start(kinesis, stream, START)
@@ -244,15 +157,6 @@ def test_a_deleted_stream_gives_its_storage_back_and_its_iterators_find_nothing(
         read(kinesis, iterator, START + 1)
 
 
-def test_an_iterator_lives_for_five_minutes(kinesis):
-    iterator = from_start(kinesis, made(kinesis), START)
-
-    read(kinesis, iterator, START + 300)
-    with pytest.raises(ExpiredIterator) as refusal:
-        read(kinesis, iterator, START + 300.5)
-    assert refusal.value.code == "ExpiredIteratorException"
-
-
 @pytest.mark.parametrize("position", range(0, 60, 7))
 def test_an_iterator_with_one_character_changed_is_refused(kinesis, position):
     iterator = from_start(kinesis, made(kinesis), START)
@@ -261,26 +165,6 @@ def test_an_iterator_with_one_character_changed_is_refused(kinesis, position):
     for other in (changed + iterator[position + 1 :], "!" + iterator[position:]):
         with pytest.raises(InvalidRequest):
             read(kinesis, iterator[:position] + other, START)
-
-
-def test_an_iterator_of_another_service_is_refused():
-    one, other = service(), Kinesis(KinesisSettings(), b"another secret".ljust(32))
-    iterator = from_start(one, made(one), START)
-    made(other)
-
-    with pytest.raises(InvalidRequest):
-        read(other, iterator, START)
-
-
-def test_the_last_page_of_a_closed_shard_carries_records_and_the_end_together(kinesis, stream):
-    put(kinesis, stream, b"last")
-    kinesis.split_shard(stream, FIRST, 2**127, START + 1)
-
-    page = read(kinesis, from_start(kinesis, stream, START + 1), START + 1)
-
-    assert (data_of(page), page.millis_behind_latest) == ([b"last"], 0)
-    assert page.next_iterator is None
-    assert [child.parents for child in page.children] == [(FIRST,), (FIRST,)]
 
 
 def test_a_page_filled_to_its_limit_does_not_end_the_shard_yet(kinesis, stream):
@@ -313,56 +197,6 @@ def test_a_page_is_bounded_by_ten_thousand_records(kinesis, stream):
     assert len(page.records) == 10_000
     with pytest.raises(InvalidRequest):
         read(kinesis, page.next_iterator, START, limit=10_001)
-
-
-def test_millis_behind_latest_is_the_age_of_the_oldest_unread_record(kinesis, stream):
-    put(kinesis, stream, at=START)
-    put(kinesis, stream, at=START + 10)
-
-    page = read(kinesis, from_start(kinesis, stream, START + 15), START + 15, limit=1)
-
-    assert page.millis_behind_latest == 5000
-    assert read(kinesis, page.next_iterator, START + 15).millis_behind_latest == 0
-
-
-def test_a_record_unread_in_its_own_millisecond_is_still_behind(kinesis, stream):
-    put(kinesis, stream)
-    put(kinesis, stream)
-
-    page = read(kinesis, from_start(kinesis, stream, START), START, limit=1)
-
-    assert page.millis_behind_latest == 1
-
-
-def test_a_clock_that_is_set_back_reorders_nothing(kinesis, stream):
-    first = put(kinesis, stream, b"1", at=START + 100)
-    second = put(kinesis, stream, b"2", at=START + 50)
-
-    now = START + 200
-    iterator = kinesis.iterator(
-        stream, FIRST, IteratorType.AT_TIMESTAMP, now, timestamp=START + 100
-    )
-
-    assert int(first) < int(second)
-    assert data_of(read(kinesis, iterator, now)) == [b"1", b"2"]
-
-
-def test_children_made_in_the_second_of_their_parent_still_number_above_it(kinesis, stream):
-    old = put(kinesis, stream)
-    for _ in range(6):  # 127 shards: more than the four bits of a number that tell shards apart.
-        kinesis.update_shard_count(stream, 2 * len(stream.open_shards()), START)
-    shards = {shard.shard_id: shard.describe() for shard in stream.shards(START)}
-
-    assert int(shards[FIRST].starting_sequence_number) < int(old) < int(put(kinesis, stream))
-    generations = {
-        shard_id: parse(shard.starting_sequence_number).generation - int(START)
-        for shard_id, shard in shards.items()
-    }
-    assert [*generations.values()] == [n.bit_length() - 1 for n in range(1, 128)]
-    for shard in shards.values():
-        for parent in shard.parents:
-            ended = int(shards[parent].ending_sequence_number)
-            assert ended < int(shard.starting_sequence_number)
 
 
 def test_the_bound_of_a_record_counts_data_and_key_and_may_be_raised(kinesis, stream):
@@ -664,13 +498,3 @@ def test_a_shard_that_is_closed_at_a_time_is_listed_as_of_that_time(
     page = kinesis.list_shards(stream, ShardQuery(kind, timestamp=START + after), 9, START + 20)
 
     assert "".join(str(shard.number) for shard in page.shards) == listed
-
-
-def test_the_open_shards_at_the_trim_horizon_always_tile_the_hash_space(kinesis, stream):
-    kinesis.split_shard(stream, FIRST, 2**127, START)  # In the very moment of creation.
-    kinesis.split_shard(stream, "shardId-000000000001", 2**126, START + 60)
-
-    for now in (START + 100, START + DAY + 30, START + DAY + 90):
-        page = kinesis.list_shards(stream, ShardQuery("AT_TRIM_HORIZON"), 100, now)
-        widths = [shard.hash_range.end - shard.hash_range.start + 1 for shard in page.shards]
-        assert sum(widths) == HASH_KEY_MAX + 1

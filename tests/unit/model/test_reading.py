@@ -60,35 +60,6 @@ def test_every_record_comes_once_and_in_order_whatever_fails():
         assert numbers == list(shard.numbers), errors
 
 
-@over_rows(
-    ("error", "following"),
-    [
-        (ExpiredIterator("old"), StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, "11")),
-        (InvalidRequest("not one of mine"), StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, "11")),
-        (NotFound("gone"), StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, "11")),
-        (Throttled("slow down"), Fetch("12", 10_000)),
-        (Unavailable("away"), Fetch("12", 10_000)),
-    ],
-)
-def test_an_iterator_is_used_again_unless_the_service_refuses_it(error, following):
-    shard, cursor = Shard(5), PageCursor(BEGINNING)
-    next_page(shard, "s", cursor)
-    shard.errors = [error]
-
-    with pytest.raises(type(error)):
-        next_page(shard, "s", cursor)
-
-    assert cursor.request() == following
-
-
-def test_a_page_costs_one_call_and_the_first_one_an_iterator_more():
-    shard, cursor = Shard(3), PageCursor(BEGINNING)
-    next_page(shard, "s", cursor, 7)
-    next_page(shard, "s", cursor, 7)
-
-    assert shard.calls == [BEGINNING, Fetch("10", 7), Fetch("12", 7)]
-
-
 def test_a_lost_iterator_before_any_record_repeats_the_start_and_latest_the_last_answers_time():
     for start, again in (
         (BEGINNING, BEGINNING),
@@ -99,16 +70,6 @@ def test_a_lost_iterator_before_any_record_repeats_the_start_and_latest_the_last
         cursor.took(FetchedPage([], "next", 0, served_at=55.0))
         cursor.failed(ExpiredIterator("old"))
         assert cursor.request() == again
-
-
-@pytest.mark.parametrize(
-    ("records", "behind_ms", "is_tip"),
-    [(0, 0, True), (0, None, True), (0, 1_000, False), (1, 0, False)],
-)
-def test_the_tip_is_an_empty_page_without_lag(records, behind_ms, is_tip):
-    page = FetchedPage([Record(b"x", "k", "10")] * records, "next", behind_ms)
-
-    assert page.is_empty_tip is is_tip
 
 
 DAY_S = 24 * 3600.0
@@ -249,10 +210,6 @@ def test_without_the_retention_it_is_asked_for_again_after_a_minute_and_the_loss
     assert watch.loss() is None
 
 
-def test_a_service_that_sends_no_time_is_not_watched():
-    assert losses(AT_ONE, [page_of(NOW - DAY_S, served=None, first=7)]) == ([], 0)
-
-
 def event(*numbers, continuation):
     records = [Record(b"x", "k", str(number)) for number in numbers]
     return FetchedPage(records, None, 0, continuation=continuation)
@@ -328,9 +285,3 @@ def test_a_cursor_that_reopens_forgets_the_continuation():
     cursor.reopen(BEGINNING)
 
     assert cursor.subscription_start == BEGINNING
-
-
-def test_a_page_is_the_end_of_the_shard_without_iterator_and_continuation():
-    assert not FetchedPage([], "i", 0).is_end
-    assert not event(continuation="15").is_end
-    assert event(continuation=None).is_end

@@ -1,24 +1,15 @@
 """When a lease process subscribes, and when it polls: the plan, by its instants."""
 
-import math
-
 import pytest
 
 from kclrun.errors import (
-    AccessDenied,
-    InvalidRequest,
-    MalformedBody,
-    NotFound,
-    Throttled,
     Unavailable,
 )
 from kclrun.model.subscribing import (
-    REFUSED_FOR_GOOD_S,
     RENEWED_AFTER_S,
     RENEWED_SPREAD_S,
     RETRY_MAX_S,
     SETTLED_AFTER_S,
-    SILENCE_MAX_S,
     SubscriptionPlan,
 )
 from tests.support.tables import over_rows
@@ -36,63 +27,6 @@ def subscribed(at=100.0, chance=0.0):
     plan = polled(at)
     plan.began(at, chance)
     return plan
-
-
-def test_nothing_is_subscribed_before_the_first_page_was_polled():
-    plan = SubscriptionPlan()
-
-    assert not plan.is_due(1e9)
-    assert plan.next_change_in_s(1e9) == math.inf
-    plan.polled(100.0)
-    assert plan.is_due(100.0)
-
-
-def test_a_later_page_puts_a_try_neither_off_nor_forward():
-    plan = polled()
-    plan.failed(BUSY, 100.0, 0.0)
-    due_in = plan.next_change_in_s(100.0)
-
-    plan.polled(100.5)
-
-    assert plan.next_change_in_s(100.5) == due_in - 0.5
-
-
-def test_while_a_subscription_stands_no_other_one_is_due():
-    assert not subscribed().is_due(1e9)
-
-
-@over_rows(
-    ("error", "chance", "pauses"),
-    [
-        # Another owner's subscription is taken over after five seconds: the fourth try.
-        (BUSY, 0.0, [1.0, 2.0, 4.0, 8.0, RETRY_MAX_S / 2, RETRY_MAX_S / 2]),
-        (BUSY, 0.5, [1.5, 3.0, 6.0]),
-        (Throttled("slow down"), 0.0, [1.0, 2.0]),
-        (MalformedBody("cut"), 0.0, [1.0, 2.0]),
-        (NotFound("no consumer"), 0.0, [REFUSED_FOR_GOOD_S / 2] * 3),
-        (AccessDenied("no permission"), 0.5, [REFUSED_FOR_GOOD_S * 0.75] * 2),
-        (InvalidRequest("no such position"), 0.0, [REFUSED_FOR_GOOD_S / 2]),
-    ],
-)
-def test_what_is_refused_is_tried_again_after_a_pause_by_its_kind(error, chance, pauses):
-    plan, now = polled(), 100.0
-    for pause_s in pauses:
-        plan.failed(error, now, chance)
-        assert plan.next_change_in_s(now) == pause_s
-        now += pause_s
-        assert plan.is_due(now)
-
-
-def test_an_event_ends_the_growth_of_the_pauses():
-    plan = polled()
-    plan.failed(BUSY, 100.0, 0.0)
-    plan.failed(BUSY, 101.0, 0.0)
-    plan.began(110.0, 0.0)
-    plan.event_came()
-
-    plan.failed(BUSY, 120.0, 0.0)
-
-    assert plan.next_change_in_s(120.0) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -132,26 +66,6 @@ def test_a_subscription_is_renewed_before_the_service_ends_it(chance):
     assert plan.is_renewal_due(renewed_at)
     plan.ended(renewed_at, 0.0)
     assert not plan.is_renewal_due(renewed_at)
-
-
-@pytest.mark.parametrize(("lived_s", "due_in_s"), [(0.0, 5.0), (2.0, 3.0), (4.5, 1.0), (9.0, 1.0)])
-def test_a_subscription_that_breaks_early_is_not_replaced_while_the_service_would_refuse(
-    lived_s, due_in_s
-):
-    plan = subscribed(100.0)
-
-    plan.failed(BUSY, 100.0 + lived_s, 0.0)
-
-    assert plan.next_change_in_s(100.0 + lived_s) == due_in_s
-
-
-def test_silence_of_two_heartbeats_is_the_end_and_an_event_between_begins_anew():
-    plan = subscribed()
-
-    assert not plan.is_silent(SILENCE_MAX_S - 0.5)
-    plan.event_came()
-    assert not plan.is_silent(SILENCE_MAX_S - 0.5)
-    assert plan.is_silent(0.5)
 
 
 @over_rows(
@@ -196,12 +110,3 @@ def test_a_slow_subscription_is_tried_again_after_pauses_that_grow():
 
     assert pauses == sorted(pauses)
     assert pauses[-1] > pauses[0]
-
-
-def test_silence_of_a_former_subscription_does_not_count_for_the_next():
-    plan = subscribed()
-    plan.is_silent(SILENCE_MAX_S - 0.5)
-    plan.failed(BUSY, 110.0, 0.0)
-    plan.began(111.0, 0.0)
-
-    assert not plan.is_silent(SILENCE_MAX_S - 0.5)

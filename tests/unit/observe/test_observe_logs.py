@@ -133,7 +133,7 @@ def test_no_secret_survives_in_a_text(lines, name, as_json):
 
 
 @pytest.mark.parametrize("name", CANARIES)
-@pytest.mark.parametrize("most", [20, 60, 200, 2048])
+@pytest.mark.parametrize("most", [20, 60, 200, pytest.param(2048, marks=pytest.mark.seconds)])
 def test_no_part_of_a_secret_survives_where_a_text_is_cut(name, most):
     secret = CANARIES[name]
     # Around the cut in the middle, and here and there: each place of a text of 2048 takes seconds.
@@ -364,7 +364,7 @@ def test_a_full_pipe_costs_lines_and_never_waits():
     read_fd, write_fd = os.pipe()
     sink = LineSink(write_fd)
     log = EventLog(sink, app="a", owner="o", clock=iter(range(10**6)).__next__)
-    for _ in range(2000):
+    for _ in range(200):
         log.note("printed", text="x " * 500)
 
     # Nobody reads: a write that waits would never come back.

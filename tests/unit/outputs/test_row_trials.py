@@ -154,19 +154,6 @@ def test_rows_of_a_replay_that_the_destination_has_are_not_tried_again():
     assert there.rows == [1, 2, 3]
 
 
-def test_the_rows_of_earlier_outputs_are_part_of_a_trial():
-    life = Life(destination(), destination(), trial=RowTrial(at(9), BOTH))
-    seen = []
-    life.memory[1].try_rows = lambda rows, before: seen.append(  # type: ignore[method-assign]
-        [list(given) for _, given in before] + [list(rows)]
-    )
-    life.outputs.rows.begin_batch()
-    life.outputs.rows.emit_to("a")({"n": 1})
-    life.outputs.rows.emit_to("b")({"n": 2})
-    life.outputs.rows.try_rows(at(1))
-    assert seen == [[[], [], [1], [2]]]
-
-
 def test_trials_go_on_for_ten_minutes_after_a_refusal_and_for_the_rows_that_were_refused():
     life = Life(destination(), trial=RowTrial(at(5), BOTH))
     life.now = Instant(700.0)

@@ -11,9 +11,9 @@ from kclrun.errors import LimitExceeded, SettingsError, SinkError, Superseded
 from kclrun.lease import events
 from kclrun.lease.commands import CommitOutputs
 from kclrun.model.output import Cursor, naming_output
-from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.outputs import commits, row_ledger, waiting_rows
+from kclrun.outputs import row_ledger, waiting_rows
 from kclrun.outputs.lanes import Pace
 from kclrun.outputs.row_ledger import MERGED_FROM, Cut, RowCount
 from kclrun.outputs.sending import Outputs
@@ -72,19 +72,6 @@ class Lease:
         return [there.rows for there in self.destinations]
 
 
-def test_rows_of_records_that_are_not_settled_wait():
-    lease = Lease(AT_ONCE)
-    lease.call(3, 1, 2)
-    # A call for some records of a batch whose third failed: its rows belong to the batch's end.
-    lease.call(10, 9, settles=False)
-    lease.outputs.turn()
-    assert lease.memory[0].unsent == [1, 2]
-    lease.outputs.settle(at(10))
-    lease.ask(10)
-    assert (lease.rows, lease.reported[-1]) == ([[1, 2, 9]], at(10))
-    assert lease.outputs.cursors() == {"a": Cursor(at(10))}
-
-
 def test_an_output_that_rolls_holds_the_checkpoint_back_until_its_roll_is_due():
     lease = Lease(AT_ONCE, ROLLED)
     lease.call(1, 1, to="a")
@@ -97,51 +84,6 @@ def test_an_output_that_rolls_holds_the_checkpoint_back_until_its_roll_is_due():
     lease.outputs.turn()
     assert (lease.rows, lease.reported[-1]) == ([[1], [2]], at(2))
     assert lease.outputs.waiting_since == 0.0
-
-
-@pytest.mark.parametrize(("rows", "is_sent"), [(19, False), (20, True)])
-def test_a_roll_is_due_by_its_size(rows, is_sent):
-    lease = Lease(ROLLED)
-    lease.call(1, *range(rows))
-    lease.outputs.turn()
-    assert bool(lease.rows[0]) is is_sent
-
-
-def test_a_checkpoint_that_user_code_waits_for_commits_every_output_in_the_order_of_settings() -> (
-    None
-):
-    lease = Lease(ROLLED, ROLLED)
-    lease.outputs.rows.begin_batch()
-    lease.outputs.rows.emit_to("b")({"n": 1})
-    lease.outputs.rows.emit_to("a")({"n": 2})
-    lease.outputs.rows.cover(at(5))
-    lease.outputs.rows.emit_to("a")({"n": 3})
-    lease.ask(5)
-    assert (lease.rows, lease.reported, lease.outputs.rows.sent) == ([[2], [1]], [at(5)], at(5))
-    lease.outputs.rows.take_back_batch(
-        None
-    )  # it raised: what was sent stays, and is not given again
-    lease.call(6, 4)
-    lease.ask(6)
-    assert lease.rows == [[2, 4], [1]]
-
-
-def test_rows_emitted_after_the_checkpoint_of_their_batch_belong_to_the_next_position():
-    lease = Lease(AT_ONCE)
-    lease.outputs.rows.begin_batch()
-    lease.outputs.rows.emit_to("a")({"n": 1})
-    lease.outputs.rows.cover(at(5))
-    lease.ask(5)
-    lease.outputs.rows.emit_to("a")({"n": 2})
-    lease.outputs.rows.end_batch(at(5))
-    lease.outputs.settle(at(5))
-    lease.ask(5)
-    assert (lease.rows, lease.reported[-1]) == ([[1]], at(5))
-    lease.outputs.rows.begin_batch()
-    lease.outputs.rows.end_batch(SHARD_END)
-    lease.outputs.commit(CommitOutputs(SHARD_END, must=True))
-    lease.outputs.turn()
-    assert (lease.rows, lease.reported[-1]) == ([[1, 2]], SHARD_END)
 
 
 def test_a_lower_checkpoint_voids_a_cut_of_the_same_call():
@@ -285,15 +227,6 @@ def _noting(
     return note
 
 
-def test_an_offer_leaves_a_large_roll_to_the_next_owner(monkeypatch):
-    monkeypatch.setattr(commits, "OFFER_BYTES_MAX", 20)
-    lease = Lease(ROLLED, ROLLED)
-    lease.call(1, 1, to="a")
-    lease.call(2, 2, 3, 4, to="b")
-    lease.ask(2, is_leaving=True)
-    assert (lease.rows, lease.reported) == ([[1], []], [TRIM_HORIZON])
-
-
 def test_a_full_output_holds_delivery_until_half_of_its_buffer_is_free():
     lease = Lease(Pace(60.0, 10_000, 100))
     lease.fates[0] += ["refused", "", "refused"]
@@ -376,23 +309,6 @@ def test_the_thread_serves_requests_and_due_rolls_and_ends_at_close():
     lease.outputs.close()
     thread.join(HUNG_S)
     assert not thread.is_alive()
-
-
-def test_reading_begins_where_every_output_is_and_batches_end_where_one_of_them_is():
-    lease = Lease(AT_ONCE, AT_ONCE, AT_ONCE)
-    for there, cursor in zip(lease.destinations, (7, 5, 5), strict=True):
-        there.cursor = Cursor(at(cursor))
-    fresh = Outputs(
-        [
-            (name, MemoryOutput(there, 2, []), AT_ONCE)
-            for name, there in zip("abc", lease.destinations, strict=True)
-        ],
-        post=lease.events.append,
-        hold=lease.held.append,
-        now=lambda: lease.now,
-    )
-    assert fresh.begin(at(3), {"a": Cursor(at(2))}, may_adopt=True) == (at(5), (at(7),))
-    assert fresh.begin(at(3), {"a": Cursor(at(2))}, may_adopt=False) == (at(3), (at(5), at(7)))
 
 
 def test_a_failure_of_an_output_names_it_and_one_of_the_state_names_itself(monkeypatch):

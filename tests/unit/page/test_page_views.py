@@ -151,10 +151,10 @@ def test_a_text_and_a_page_of_huge_rows_are_of_limited_length():
     huge = "x" * 40_000
     rows = [
         lease(number, OwnerId(huge), halt=Halt(huge, NOW), children=frozenset({huge}))
-        for number in range(1_000)
+        for number in range(100)
     ]
     for path in ("/", "/shards", "/shard"):
-        assert len(shown(snapshot_of(*rows), path, key=key(1))) < 1_500_000
+        assert len(shown(snapshot_of(*rows), path, key=key(1))) < 150_000
 
 
 def test_the_most_urgent_shards_come_first_and_by_id_on_demand():
@@ -181,6 +181,7 @@ def test_a_child_that_waits_for_its_parents_is_not_without_an_owner():
     assert "1 shards without an owner" in shown(snapshot_of(waiting), "/shards", state="idle")
 
 
+@pytest.mark.seconds
 def test_a_large_stream_has_several_pages_of_shards():
     fleet = snapshot_of(*(lease(number) for number in range(2_001)))
 

@@ -124,18 +124,6 @@ def test_a_hot_shard_loses_nothing_and_each_key_keeps_its_order(virtual_stream, 
             last[record.partition_key] = int(record.data)
 
 
-def test_flush_returns_only_when_everything_is_in_the_stream(virtual_stream):
-    stream = virtual_stream(2, limits=False)
-    sending = producer(stream)
-    for number in range(1234):
-        sending.add(PutEntry(b"%d" % number, f"key{number % 7}"))
-    sending.flush()
-
-    assert_in_order(stream.read(), 1234)
-    assert sending.metrics().waiting_records == 0
-    sending.flush()  # again: there is nothing to do
-
-
 def test_nothing_is_held_longer_than_it_may_linger(stream):
     putter = Faulty(stream, lambda stream, entries: stream.put(entries))
     sending = producer(stream, putter)
@@ -209,29 +197,6 @@ def test_it_raises_when_the_service_is_away_for_too_long_and_goes_on_raising(str
     sending.close()
 
 
-def test_outages_shorter_than_the_budget_lose_nothing(virtual_stream):
-    stream = virtual_stream(2, limits=False)
-    away_until = 0.0
-
-    def now_and_then(stream, entries):
-        if stream.now < away_until:
-            stream.wait(1.0)
-            raise Unavailable("away", operation="PutRecords")
-        return stream.put(entries)
-
-    sending = producer(stream, Faulty(stream, now_and_then), give_up_after_s=20.0)
-    for number in range(1000):
-        if number % 300 == 0:
-            away_until = stream.now + 15
-        sending.add(PutEntry(b"%d" % number, f"key{number % 300}"))
-        if number % 300 == 299:
-            sending.flush()
-    sending.flush()
-
-    assert sending.metrics().failed_requests > 20
-    assert_in_order(stream.read(), 1000)
-
-
 @pytest.mark.parametrize("leaf", [AccessDenied, NotFound])
 def test_what_does_not_repair_itself_is_raised_at_once(stream, leaf):
     def refuse(stream, entries):
@@ -302,32 +267,6 @@ def test_a_listing_that_fails_does_no_harm(stream):
     sending.flush()
 
     assert_in_order(stream.read(), 2000)
-
-
-def test_a_later_producer_of_the_process_starts_as_slow_as_the_earlier_one_ended(virtual_stream):
-    stream = virtual_stream(1, limits=True)
-    flow = Flow()
-    first = producer(stream, flow=flow)
-    for number in range(5000):
-        first.add(PutEntry(b"%d" % number, f"key{number}"))
-    first.flush()
-    reported = first.metrics().shards[FIRST]
-    resume_at = flow.of(FIRST).resume_at
-    first.close()
-
-    sent = []
-
-    def note(stream, entries):
-        sent.append((stream.now, len(entries)))
-        return stream.put(entries)
-
-    second = producer(stream, Faulty(stream, note), flow=flow)
-    for number in range(1000):
-        second.add(PutEntry(b"%d" % number, f"key{number}"))
-    second.flush()
-
-    assert reported.batch_records < 500
-    assert sent[0] == (resume_at, reported.batch_records)
 
 
 def test_an_interrupt_ends_the_producer_and_does_not_hang_it(stream):

@@ -115,19 +115,6 @@ def test_a_shard_that_is_open_ends_at_its_tip_and_one_that_was_closed_at_its_end
     }
 
 
-def test_a_shard_too_busy_to_show_its_tip_ends_at_the_first_record_after_the_planning():
-    seeker = bounding({"x": TRIM_HORIZON})
-    answered(seeker, *range(1, 65), behind_ms=1_000)
-    assert answered(seeker, *[99.9] * 100, behind_ms=1_000) == 99.8
-
-    assert not seeker.is_over
-    for now in (100.1, 101.2):
-        assert seeker.asks(now) == []
-        assert seeker.next_at(now) == now + 0.05
-    assert answered(seeker, 101.5, now=101.201) == 101.001
-    assert ends_of(seeker) == {"x": before("1015")}
-
-
 @pytest.mark.parametrize(
     ("begin", "reads", "is_raised"),
     [(TRIM_HORIZON, 0, True), (TRIM_HORIZON, 1, True), (at_timestamp(99_900), 0, False)],

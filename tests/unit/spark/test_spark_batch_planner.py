@@ -175,26 +175,6 @@ def batches(world, query, start, triggers=60):
     return found
 
 
-def test_a_batch_at_the_tip_ends_after_the_last_record():
-    world = World()
-    numbers = [world.put() for _ in range(3)]
-    query = world.query()
-
-    end = news(query, query.initial_offset())
-
-    assert end.shards == {S0: after(numbers[-1])}
-    assert end.began == {S0: before(numbers[0])}
-
-
-def test_no_news_give_the_start_itself():
-    world = World()
-    world.put()
-    query = world.query()
-    end = news(query, query.initial_offset())
-
-    assert [query.latest_offset(end) is end for _ in range(5)] == [True] * 5
-
-
 @pytest.mark.seconds
 def test_an_idle_stream_makes_one_batch_an_hour():
     world = World(2)
@@ -510,22 +490,6 @@ def test_a_start_in_the_future_is_waited_for():
     assert world.rows(start, news(query, start)) == [number]
 
 
-def test_a_window_grows_while_batches_are_quick():
-    # Hole 8: a fixed window would take as long as the records took to arrive.
-    world = World()
-    for _ in range(360):
-        world.wait(60)
-        world.put()
-    query = world.query()
-
-    found = batches(world, query, query.initial_offset())
-
-    assert sum(len(rows) for _, _, rows in found) == 360
-    assert len(found) <= 14
-    aligned = [end.aligned_ms for _, end, _ in found]
-    assert aligned == sorted(aligned)
-
-
 def test_a_limit_of_records_bounds_a_batch_about():
     world = World(2)
     for _ in range(2_000):
@@ -580,26 +544,6 @@ def test_all_that_is_available_holds_what_arrived_a_moment_ago(records_per_trigg
     assert len(world.rows(start, news(query, start, takes_all=True))) == 3_000
 
 
-def test_asking_again_and_again_reads_once_a_poll():
-    # Without a trigger Spark asks a hundred times a second.
-    world = World(3)
-    query = world.query()
-    start = query.initial_offset()
-    news_at_most = 0
-    world.wait(5)
-    query.latest_offset(start)
-    world.calls.clear()
-    began = world.elapsed
-
-    while world.elapsed < began + 30:
-        news_at_most += query.latest_offset(start) is not start
-        world.wait(0.01)
-
-    assert world.calls.count("fetch") <= 3 * 32
-    assert world.calls.count("list") <= 4
-    assert news_at_most == 0
-
-
 def test_throttles_lengthen_the_tick_and_quiet_brings_it_back():
     world = World()
     query = world.query()
@@ -614,44 +558,6 @@ def test_throttles_lengthen_the_tick_and_quiet_brings_it_back():
     assert max(ticks) > 1400
     assert ticks[-1] == 1000
     assert query.report()["throttles"] == 5
-
-
-def test_a_quiet_shard_costs_one_call_a_poll_and_its_rows_travel():
-    world = World()
-    query = world.query()
-    start = query.initial_offset()
-    world.put()
-    start = news(query, start)
-    world.calls.clear()
-    for _ in range(5):
-        number = world.put()
-        end = news(query, start)
-        hint = query.hints(start, end)[S0]
-        assert [row.sequence_number for row in hint.rows] == [number]
-        assert world.model.fetch(hint.iterator, 1).records[0].sequence_number == number
-        start = end
-
-    assert [call for call in world.calls if call != "list"] == ["fetch"] * 5
-
-
-def test_a_busy_shard_is_looked_at_by_time_and_handed_over_by_iterator():
-    world = World()
-    query = world.query(inline_bytes_max=0)
-    start = query.initial_offset()
-    for _ in range(2_000):
-        world.wait(0.001)
-        world.put(data=b"x" * 1000)
-    start = news(query, start)
-    for _ in range(2_000):
-        world.wait(0.001)
-        world.put(data=b"x" * 1000)
-    end = news(query, start)
-    hint = query.hints(start, end)[S0]
-
-    assert end.shards[S0].is_before
-    assert hint.rows is None
-    first = world.rows(start, end)[0]
-    assert world.model.fetch(hint.iterator, 1).records[0].sequence_number == first
 
 
 def test_rows_stay_at_home_where_inlining_is_off():
@@ -672,24 +578,6 @@ def test_hints_are_for_the_batch_just_decided_only():
 
     assert query.hints(end, end) == {}
     assert world.query().hints(start, end) == {}
-
-
-def test_records_that_come_in_bursts_do_not_look_denser_than_they_are():
-    # As producers send them: 250 in one millisecond, four times a second.
-    world = World()
-    for _ in range(40):
-        for _ in range(250):
-            world.put()
-        world.wait(0.25)
-    world.wait(100)
-    query = world.query(records_per_trigger_max=2_000)
-
-    found = batches(world, query, query.initial_offset())
-
-    sizes = [len(rows) for _, _, rows in found if rows]
-    assert sum(sizes) == 10_000
-    assert max(sizes) <= 4_000
-    assert len(sizes) <= 12, sizes
 
 
 def test_children_are_read_in_the_batch_they_enter_from_their_first_records_on():
@@ -739,22 +627,6 @@ def test_available_now_ends_while_records_still_come():
     assert set(numbers) <= set(rows)
     assert world.elapsed < 20
     assert query.latest_offset(start) is start
-
-
-def test_available_now_ends_while_the_stream_is_resharded():
-    world = World()
-    numbers = [world.put() for _ in range(5)]
-    query = world.query()
-    start = query.initial_offset()
-    world.events = [(world.elapsed + n * 0.9, world.split) for n in range(1, 8)]
-    query.prepare_available_now()
-
-    rows = []
-    while (end := query.latest_offset(start)) is not start:
-        rows += world.rows(start, end)
-        start = end
-
-    assert rows == numbers
 
 
 def test_a_deleted_and_re_created_stream_is_refused():
@@ -821,22 +693,6 @@ def test_a_batch_read_holds_parents_and_descendants_at_once():
 
     assert sorted(world.rows(start, end)) == sorted(numbers)
     assert world.rows(world.query().initial_offset(), end) == world.rows(start, end)
-
-
-def test_a_batch_read_has_all_that_was_there_when_it_was_planned():
-    world = World()
-    for _ in range(3_000):
-        world.wait(0.001)
-        world.put(data=b"x" * 1000)
-    query = world.query(inline_bytes_max=0)
-    planned = len(world.numbers[S0])
-    world.events = [
-        (world.elapsed + n * 0.002, lambda: world.put(data=b"x" * 1000)) for n in range(5_000)
-    ]
-
-    start, end = query.bounded()
-
-    assert len(world.rows(start, end)) >= planned
 
 
 def test_a_batch_read_at_the_tip_is_planned_by_one_look_and_not_by_waiting():
@@ -1076,52 +932,6 @@ def test_what_comes_after_a_single_answer_is_new():
     assert world.rows(start, news(query, start)) == numbers
 
 
-def test_only_a_query_that_has_nothing_else_to_do_waits_for_news():
-    # Spark asks the sources of a union in turn: each idle one used to hold the batch up by 1 s.
-    world = World(2)
-    world.put()
-    query = world.query()
-    start = query.initial_offset()
-    for _ in range(5):
-        start = query.latest_offset(start)
-
-    waits = []
-    for pause_s in (0.3, 0.01, 0.3):
-        world.wait(pause_s)
-        asked_at = world.elapsed
-        assert query.latest_offset(start) is start
-        waits.append(world.elapsed - asked_at)
-
-    assert [wait_s > 0.5 for wait_s in waits] == [False, True, False]
-    assert max(waits[0], waits[2]) < 0.06
-
-
-def test_a_source_that_does_not_wait_still_looks_when_a_look_is_due():
-    world = World()
-    world.put()
-    query = world.query()
-    start = news(query, query.initial_offset())
-    world.wait(2)
-    number = world.put()
-    world.wait(2)
-
-    assert world.rows(start, query.latest_offset(start)) == [number]
-
-
-def test_a_query_that_is_started_again_within_a_second_reads_what_came_between():
-    world = World()
-    first = world.query(LATEST)
-    logged = first.initial_offset()
-    assert first.latest_offset(logged) is logged
-    number = world.put()
-    world.wait(0.2)
-
-    again = world.query(LATEST)
-    again.initial_offset()
-
-    assert world.rows(logged, news(again, logged)) == [number]
-
-
 def test_what_a_progress_holds_is_bounded_by_the_worst_shards_not_by_all():
     # Spark keeps a hundred progress events, with the two offsets and the report of each.
     world = World(300)
@@ -1166,22 +976,6 @@ def test_a_look_at_which_all_shards_end_relates_the_shards_a_few_times_not_once_
     assert len(start.shards) == 200
     # A listing makes two, the answers of a look one more.
     assert len(made) <= 3 * world.calls.count("list")
-
-
-def test_the_shard_furthest_behind_is_among_those_reported():
-    world = World(300)
-    query = world.query()
-    while not query.report()["shards"]:
-        query.latest_offset(query.initial_offset())
-    behind = query._planner.searches["shardId-000000000271"]
-    behind.cursor.lag_ms = 5_000
-    query._planner.losses += [f"shard {number} is gone" for number in range(1_000)]
-
-    report = query.report()
-
-    assert next(iter(report["shards"])) == "shardId-000000000271"
-    assert report["lagMsMax"] == 5_000
-    assert (len(report["losses"]), report["lossesTotal"]) == (5, 1_000)
 
 
 @pytest.mark.parametrize("shards", [4, 32])

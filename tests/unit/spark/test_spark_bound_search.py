@@ -399,31 +399,6 @@ def test_the_pages_read_towards_a_bound_are_a_bound_if_the_batch_must_end(calls,
     assert " ".join(shard.calls) == calls
 
 
-@pytest.mark.parametrize(
-    ("put", "asked_ms", "rate"),
-    [([99] * 10, 99_500, 20.0), ([99] * 10, 99_000, 10_000.0), ([], 99_500, 1.0)],
-)
-def test_the_records_since_a_shard_was_seen_empty_show_its_density(put, asked_ms, rate):
-    shard, cursor = Shard([1, 2, 3]), ShardCursor("s", TRIM_HORIZON, 1_000_000)
-    walk(shard, cursor, tip())
-    assert cursor.density.records_per_second == 1.0, "two steps in two seconds"
-    shard.put(*put)
-    walk(shard, cursor, tip(), asked_ms)
-
-    assert cursor.density.records_per_second == rate
-
-
-@pytest.mark.parametrize(("stamps", "rate"), [([3], None), ([3, 4], 1.0), ([3, 4, 6], 0.75)])
-def test_the_time_before_the_first_record_counts_to_the_density_where_a_time_was_looked_up(
-    stamps, rate
-):
-    shard, cursor = Shard([0, *stamps, *[50] * 600]), ShardCursor("s", after("1"), 1_000_000)
-    shard.page_max = len(stamps)
-    walk(shard, cursor, until(2_000))
-
-    assert (cursor.density and cursor.density.records_per_second) == rate
-
-
 def test_latest_of_a_shard_that_has_ended_since_is_looked_up_by_its_time():
     shard = Shard([1, 2, 3], is_closed=True)
     cursor = ShardCursor("s", at_timestamp(2_000), 1_000_000)
@@ -433,12 +408,3 @@ def test_latest_of_a_shard_that_has_ended_since_is_looked_up_by_its_time():
     assert (cursor.head_ms, cursor.bound) == (2_000, at_timestamp(2_000))
     assert walk(shard, cursor, tip()) == "3+:327"
     assert cursor.bound == SHARD_END
-
-
-def test_what_was_read_up_to_the_end_of_a_shard_is_not_read_again():
-    shard = Shard([1, 2, 3], is_closed=True)
-    cursor = ShardCursor("s", at_timestamp(500), 1_000_000)
-    cursor.kept = PageRun(cursor.position, 1_000_000, "0", 0.0)
-
-    assert [walk(shard, cursor, each) for each in (HEADS, until(2_500))] == ["0:64", ""]
-    assert cursor.bound == before("3")

@@ -35,11 +35,6 @@ def reached(endpoint, stream="orders"):
     return StreamAddress(stream=stream, region="us-east-1", endpoint_url=endpoint)
 
 
-def test_the_region_of_an_arn_is_enough():
-    assert connected(StreamAddress(stream=ARN)).endpoint.region == "eu-west-1"
-    assert connected(StreamAddress(stream=ARN, region="eu-west-1")).endpoint.region == "eu-west-1"
-
-
 def test_a_region_is_needed():
     with pytest.raises(SettingsError, match="region"):
         connected(StreamAddress(stream="orders"))

@@ -199,20 +199,6 @@ def planned(standings, *rows, graph=ALL):
     return plan_rows(standings, graph, {each.key: each for each in rows})
 
 
-def test_missing_rows_are_made_whole():
-    left, right = planned({"l": HERE, "r": LeaseCheckpoint(LATEST, 1.5)})
-
-    assert left == Create(
-        Lease(
-            key="l",
-            checkpoint=number("50", 2),
-            parents=frozenset({"p"}),
-            hash_range=L.hash_range,
-        )
-    )
-    assert right.lease.latest_pinned_at == 1.5
-
-
 def test_an_ended_shard_gets_a_row_that_names_its_children_after_theirs():
     first, second, parent = planned({"p": END})
 

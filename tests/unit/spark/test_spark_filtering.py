@@ -81,14 +81,6 @@ def test_keys_spare_rows_and_shards_spare_reading():
     assert Narrowing().left(records) is records
 
 
-def test_a_filter_of_streams_spares_reading_the_others():
-    narrowing = Narrowing(streams=frozenset({"orders"}), shard_ids=frozenset({"a"}))
-
-    found = [(narrowing.reads(stream, "a")) for stream in ("orders", "returns")]
-    assert found == [True, False]
-    assert not narrowing.reads("orders", "b")
-
-
 TIMESTAMP, LATEST, EARLIEST = StartKind.TIMESTAMP, StartKind.LATEST, StartKind.EARLIEST
 OLDEST_MS = NOW_MS - 24 * HOUR_MS  # what the retention leaves; plus the margin of a minute
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kclrun.errors import SettingsError
-from kclrun.model.lease import OFFERED, Lease, LeaseKey
+from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import (
     AT_TIMESTAMP,
     LATEST,
@@ -14,7 +14,7 @@ from kclrun.model.sequence import (
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard, ShardGraph
 from kclrun.spark import positions
 from kclrun.spark.lineage import children_ready
-from kclrun.spark.planning.beginnings import lease_beginnings, lease_owners, needs_time
+from kclrun.spark.planning.beginnings import lease_beginnings
 from kclrun.spark.positions import after, at_timestamp, parse_position
 from tests.support.tables import over_rows
 
@@ -64,12 +64,6 @@ def test_unfinished_leases_begin_after_their_checkpoints():
     assert parse_position(str(after("7", 3))) == after("7", 3)
 
 
-def test_a_sub_sequence_number_that_no_text_of_a_position_holds_is_still_after_the_record():
-    assert begun(row("b", number("7", 2**62)), row("e", TRIM_HORIZON)).positions["b"] == (
-        after("7", 999_999_999)
-    )
-
-
 @over_rows(
     ("checkpoint", "more", "expected"),
     [
@@ -87,18 +81,6 @@ def test_a_sentinel_is_the_place_the_fleet_would_read_from(checkpoint, more, exp
 def test_an_instant_that_no_row_knows_is_asked_for():
     with pytest.raises(SettingsError, match="give that instant as startingTimestamp"):
         begun(row("b", AT_TIMESTAMP), row("e", TRIM_HORIZON))
-
-
-def test_a_row_at_the_tip_without_an_instant_needs_the_time():
-    assert needs_time([row("b", LATEST)])
-    assert not needs_time([row("b", LATEST, latest_pinned_at=1.0), row("e", TRIM_HORIZON)])
-
-
-def test_children_without_rows_enter_from_their_ended_parent():
-    found = begun(row("a", SHARD_END), row("d", number("5")))
-
-    assert found.positions == {"a": END, "d": after("5", 0)}
-    assert children_ready(found.positions, ALL) == ("b", "c")
 
 
 def test_one_missing_child_keeps_its_ended_parent_beside_the_other_child():
@@ -136,17 +118,6 @@ def test_ancestors_without_rows_were_done_or_never_ours():
     assert begun(row("b", number("7")), row("e", number("8"))).positions.keys() == {"b", "e"}
 
 
-def test_shards_of_which_no_row_says_anything_begin_at_the_oldest_record():
-    found = begun(row("b", number("7")), row("c", SHARD_END))
-
-    assert found.positions == {
-        "b": after("7", 0),
-        "c": END,
-        "d": positions.TRIM_HORIZON,
-    }
-    assert found.unleased == ("d",)
-
-
 def test_an_unfinished_shard_that_has_expired_stays_for_its_loss_to_be_told():
     found = begun(row("a", number("3")), row("d", number("5")), graph=ShardGraph((B, C, D, E)))
 
@@ -163,14 +134,3 @@ def test_an_ended_parent_that_has_expired_still_lets_its_children_enter():
 
 def test_a_listing_that_does_not_show_all_keys_yet_is_made_again():
     assert begun(row("b", number("7")), graph=ShardGraph((A, B))) is None
-
-
-def test_owners_are_those_of_unfinished_leases_and_offered_is_nobody():
-    rows = [
-        row("a", SHARD_END, owner="gone"),
-        row("b", TRIM_HORIZON, owner=OFFERED),
-        row("c", TRIM_HORIZON, owner="java-worker"),
-        row("d", TRIM_HORIZON),
-    ]
-
-    assert lease_owners(rows) == ("java-worker",)

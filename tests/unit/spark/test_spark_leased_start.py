@@ -10,7 +10,6 @@ from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol.writes import Applied, CreateLease
-from kclrun.spark import positions
 from kclrun.spark.offset_planner import OffsetPlanner
 from kclrun.spark.offsets import decode_offset, encode_offset, ranges_between
 from kclrun.spark.options import LeasesAt, SourceSettings, Start, StartKind, StreamAddress
@@ -76,27 +75,6 @@ def test_the_first_batch_begins_inside_the_aggregate_and_is_the_same_when_it_is_
     assert end.began == start.shards
     assert data(world, start, end) == [b"3", b"4", b"next"]
     assert data(world, started_again, end) == [b"3", b"4", b"next"]
-
-
-def test_children_of_an_ended_shard_enter_at_their_first_record():
-    world = World()
-    world.put(data=b"of the parent")
-    [parent] = world.shard_ids
-    world.stream.split(parent, world.stream.open_shards()[0].hash_range.end // 2, world.wall())
-    world.now += 60
-    children = world.shard_ids[1:]
-    for child in children:
-        world.put(data=child.encode(), shard=child)
-    asked = query(world, table(world, (parent, SHARD_END, {})))
-
-    start = asked.initial_offset()
-    entered = asked.latest_offset(start)
-    end = asked.latest_offset(entered)
-
-    assert start.shards == {parent: positions.SHARD_END}
-    assert entered.shards == dict.fromkeys(children, positions.TRIM_HORIZON)
-    assert data(world, start, entered) == []
-    assert sorted(data(world, entered, end)) == sorted(each.encode() for each in children)
 
 
 def test_a_batch_read_from_leases_reads_what_lies_after_them():

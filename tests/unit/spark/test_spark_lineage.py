@@ -4,12 +4,9 @@ import random
 
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard, ShardGraph
 from kclrun.spark.lineage import (
-    KEY_SPACE,
     ancestors_of,
     children_ready,
-    descendants_of,
     holes,
-    key_space,
     leaves,
     oldest_over,
     roots,
@@ -39,18 +36,6 @@ def graph(*shards):
     return ShardGraph(shards)
 
 
-def test_holes_are_what_no_range_covers():
-    assert holes([]) == (KEY_SPACE,)
-    assert holes([A.hash_range, D.hash_range]) == ()
-    assert holes([B.hash_range, D.hash_range]) == (C.hash_range,)
-
-
-def test_a_child_of_a_merge_waits_for_a_parent_that_left_the_listing_unread():
-    start = {"b": MIDDLE, "c": SHARD_END, "d": MIDDLE}
-    assert children_ready(start, graph(B, C, E), gone=["d"]) == ()
-    assert children_ready(start | {"d": SHARD_END}, graph(B, C, E), gone=["d"]) == ("e",)
-
-
 def test_a_child_waits_for_a_shard_that_shares_one_key_with_it():
     parent = Shard("p", HashRange(5, HASH_KEY_MAX), "0", None)
     child = Shard("q", HashRange(5, HASH_KEY_MAX), "0", None, "p")
@@ -58,22 +43,6 @@ def test_a_child_waits_for_a_shard_that_shares_one_key_with_it():
         other = Shard("o", HashRange(0, last), "0", None)
         start = {"p": SHARD_END, "o": MIDDLE}
         assert children_ready(start, graph(parent, child, other)) == (() if waits else ("q",))
-
-
-def test_the_keys_of_several_streams_follow_each_other():
-    upper = HashRange(HASH_KEY_MAX + 1 + B.hash_range.start, HASH_KEY_MAX + 1 + C.hash_range.end)
-    assert key_space(graph(A)) == KEY_SPACE
-    assert key_space(graph()) == KEY_SPACE
-    assert key_space(graph(C)) == KEY_SPACE
-    assert key_space(graph(Shard("x:a", upper, "0", None), C)) == HashRange(0, 2 * HASH_KEY_MAX + 1)
-    assert key_space(graph(Shard("x:a", upper, "0", None))) == HashRange(
-        HASH_KEY_MAX + 1, 2 * HASH_KEY_MAX + 1
-    )
-
-
-def test_children_enter_once_their_parent_ended_in_the_start():
-    assert children_ready({"a": MIDDLE, "d": MIDDLE}, ALL) == ()
-    assert children_ready({"a": SHARD_END, "d": MIDDLE}, ALL) == ("b", "c")
 
 
 def test_a_child_of_a_merge_waits_for_both_parents():
@@ -94,21 +63,6 @@ def test_a_child_of_a_merge_waits_for_a_parent_that_is_not_listed_yet():
     assert children_ready(start, graph(B, D, f), gone=["a"]) == ("f",)
 
 
-def test_a_shard_that_was_read_and_dropped_does_not_enter_again():
-    assert children_ready({"b": MIDDLE, "c": MIDDLE, "d": MIDDLE}, ALL) == ()
-
-
-def test_nothing_enters_beside_an_unfinished_shard_of_unknown_keys():
-    assert children_ready({"a": SHARD_END, "z": MIDDLE}, ALL) == ()
-
-
-def test_a_parent_stays_until_its_listed_children_cover_its_keys():
-    early = graph(A, B, D)
-    assert superseded({"a": SHARD_END, "b": MIDDLE, "d": MIDDLE}, early) == frozenset()
-    late = {"a": SHARD_END, "b": MIDDLE, "c": MIDDLE, "d": MIDDLE}
-    assert superseded(late, ALL) == {"a"}
-
-
 def test_an_ended_child_stays_as_long_as_its_parent_does():
     f, g = shard("f", 0, 0, ("b",)), shard("g", 0, 0, ("f",))
     known = graph(A, B, D, f, g)
@@ -124,30 +78,13 @@ def test_an_ended_parent_that_left_the_listing_goes_once_the_rest_covers_everyth
     assert superseded(end, graph(B, C, D), gone=["a"]) == {"a"}
 
 
-def test_a_stream_begins_at_the_shards_without_listed_parents():
-    assert roots(ALL) == ("a", "d")
-    # a expired, and c with it: e covers what is left of their keys, after d.
-    assert roots(graph(B, D, E)) == ("b", "d")
-
-
 def test_roots_of_a_listing_with_a_missing_generation_are_not_believed():
     f = shard("f", 1, 1, ("z",))
     assert roots(graph(A, D, f)) is None
 
 
-def test_a_stream_goes_on_at_the_shards_without_listed_children():
-    assert leaves(ALL) == ("b", "e")
-    # Both have just ended, and nothing is listed after them yet.
-    assert leaves(graph(A, D)) == ("a", "d")
-
-
 def test_leaves_are_not_believed_while_one_of_two_children_is_missing():
     assert leaves(graph(A, B, D)) is None
-
-
-def test_ancestors_and_descendants_go_over_shards_that_left_the_listing():
-    assert ancestors_of(ALL, "e") == {"a", "c", "d"}
-    assert descendants_of(graph(B, C, E), ["a"]) == {"b", "c", "e"}
 
 
 def test_keys_are_uncovered_when_all_generations_over_them_expired():
@@ -249,51 +186,3 @@ def test_looking_at_relatives_only_finds_what_comparing_all_shards_finds():
 
         assert children_ready(start, known, gone) == ready_by_the_rule(start, known, gone), seed
         assert superseded(start, known, gone) == superseded_by_the_rule(start, known, gone), seed
-
-
-def test_a_split_of_all_shards_costs_by_their_number_not_by_its_square():
-    # Counted in comparisons of hash ranges, which take the time (one second would be 25 million),
-    # and in passes over the whole start: a copy of it for each candidate took most of the rest.
-    compared = passes = 0
-
-    class Counted(HashRange, frozen=True):
-        def overlaps(self, other):
-            nonlocal compared
-            compared += 1
-            return super().overlaps(other)
-
-    class Start(dict):
-        def __iter__(self):
-            nonlocal passes
-            passes += 1
-            return super().__iter__()
-
-        def keys(self):
-            nonlocal passes
-            passes += 1
-            return super().keys()
-
-        def items(self):
-            nonlocal passes
-            passes += 1
-            return super().items()
-
-    def keys(number, count):
-        return Counted(
-            number * (HASH_KEY_MAX + 1) // count, (number + 1) * (HASH_KEY_MAX + 1) // count - 1
-        )
-
-    count = 3_000
-    parents = [Shard(f"p{n:05}", keys(n, count), "0", "1") for n in range(count)]
-    children = [
-        Shard(f"c{n:05}", keys(n, 2 * count), "0", None, f"p{n // 2:05}") for n in range(2 * count)
-    ]
-    known = ShardGraph([*parents, *children])
-    ended = Start.fromkeys((each.shard_id for each in parents), SHARD_END)
-
-    ready = children_ready(ended, known)
-
-    assert len(ready) == 2 * count
-    assert len(superseded(Start({**ended, **dict.fromkeys(ready, MIDDLE)}), known)) == count
-    assert compared < 10 * count
-    assert passes < 20

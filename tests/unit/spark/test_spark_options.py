@@ -243,19 +243,6 @@ def test_a_mistake_is_named_with_what_would_be_right(options, reported):
     assert reported in refusal({"streamName": "flights"} | options)
 
 
-@pytest.mark.parametrize("use", [Use.STREAM, Use.BATCH])
-def test_a_lease_table_is_a_place_to_start(use):
-    options = {"streamName": "flights", "startingLeases": "orders"}
-    elsewhere = {"startingLeasesEndpointUrl": "https://d.x"}
-
-    assert read_source_options(options, use).start == Start(
-        StartKind.LEASES, leases=LeasesAt("orders")
-    )
-    assert read_source_options(options | elsewhere, use).start.leases == LeasesAt(
-        "orders", "https://d.x"
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "reported"),
     [
@@ -278,11 +265,6 @@ def test_a_stream_is_named_once(options, reported):
 )
 def test_a_batch_read_of_nothing_is_a_mistake(options, reported):
     assert reported in refusal({"streamName": "flights"} | options, Use.BATCH)
-
-
-def test_before_it_is_known_what_they_are_for_options_of_both_pass():
-    read(Use.EITHER, startingOffsets="latest")
-    read(Use.EITHER, startingOffsets="earliest", endingOffsets="latest")
 
 
 @over_rows(
@@ -321,10 +303,6 @@ def test_all_mistakes_are_reported_at_once_one_a_line():
         "pollInterval",
         "shardsPerTask",
     ]
-
-
-def test_a_long_value_is_cut():
-    assert len(refusal({"streamName": "s", "failOnDataLoss": "x" * 10_000})) < 200
 
 
 def test_every_name_is_known_once_and_aliases_lead_to_names():

@@ -10,8 +10,7 @@ from kclrun.model.record import Record
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.spark.offsets import Offset, StreamIs
 from kclrun.spark.options import SourceSettings, StreamAddress
-from kclrun.spark.planning.batch_planner import _APART_MAX_MS, BatchPlanner
-from kclrun.spark.planning.bound_search import BatchTarget
+from kclrun.spark.planning.batch_planner import BatchPlanner
 from kclrun.spark.planning.shard_cursor import (
     AskListing,
     AskPage,
@@ -23,7 +22,7 @@ from kclrun.spark.planning.shard_cursor import (
     Paged,
     Slowed,
 )
-from kclrun.spark.positions import SHARD_END, after, at_timestamp, before
+from kclrun.spark.positions import SHARD_END, after, before
 from tests.support.tables import over_rows
 
 SETTINGS = SourceSettings(address=StreamAddress(stream="orders"))
@@ -230,47 +229,3 @@ def test_a_batch_whose_rows_do_not_travel_costs_a_call_and_its_bytes_again(
         budget.spend(0.0)
     budget.spend(0.0, calls=2.0)
     assert budget.ready_at(0.0) > rests_until
-
-
-def test_a_shard_that_begins_in_the_future_is_not_looked_at_before():
-    planner = planner_at(1, position=at_timestamp(5_000))
-    planner.service.add_sample(0.0, 0.0, 0.0)
-
-    assert planner.asks(0.0) == planner.asks(4.0) == []
-    assert planner.next_at(4.0) == 4.25
-    assert [type(each) for each in planner.asks(5.0)] == [AskPage]
-
-
-@over_rows(
-    ("kind", "apart_ms", "aligns", "is_together"),
-    [
-        ({"only_heads": True}, 0, True, True),
-        ({"only_heads": True}, 0, False, True),
-        ({}, 0, True, True),
-        ({}, 0, False, False),
-        ({"is_tip": True}, _APART_MAX_MS, True, False),
-        ({"is_tip": True}, _APART_MAX_MS + 1, True, True),
-        ({"is_tip": True}, _APART_MAX_MS + 1, False, False),
-    ],
-)
-def test_shards_wait_for_each_other_where_one_ahead_would_advance_the_watermark(
-    kind, apart_ms, aligns, is_together
-):
-    planner = planner_at(1, aligns_shards=aligns)
-    planner._aiming.reach(5_000)
-
-    assert planner._is_together(BatchTarget(5_000 + apart_ms, 1, **kind)) == is_together
-
-
-def test_a_batch_that_takes_all_is_exhausted_once_its_shard_was_seen_at_the_tip():
-    planner = planner_at(1)
-    planner.service.add_sample(100.0, 0.0, 0.0)
-    start = Offset(streams=STREAMS, shards={"s000": after("5")})
-    planner.begin(start, 0.0, is_first=False, takes_all=True)
-
-    assert planner.must_go_on
-    assert not planner.is_exhausted()
-    (ask,) = planner.asks(0.0)
-    assert not planner.is_exhausted()
-    planner.take(ask, Paged("t", FetchedPage([], "next", 0), 0.0, 0.1), 0.1, 0.5)
-    assert planner.is_exhausted()

@@ -27,11 +27,9 @@ from kclrun.spark.planning.shard_cursor import (
     Read,
     ShardCursor,
     Slowed,
-    density_of,
-    size_of,
 )
 from kclrun.spark.planning.shard_search import AnswerTimes, ShardSearch
-from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
+from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, before
 from tests.support.tables import over_rows
 
 SETTINGS = SourceSettings(address=StreamAddress(stream="s"), retry_attempts=3)
@@ -68,40 +66,9 @@ def test_the_services_time_lies_between_its_bounds(ahead_s, answers):
     assert service.surely_past_ms(now) <= (now + ahead_s) * 1000 <= service.surely_ahead_ms(now)
 
 
-def test_a_shards_calls_keep_to_their_rate():
-    budget = ReadBudget(2.5, 0.0)
-    now, calls = 0.0, 0
-    while now < 20.0:
-        budget.spend(now)
-        calls += 1
-        now = max(now + 0.001, budget.ready_at(now))
-
-    assert 2.5 * 20 <= calls <= 2.5 * 20 + 6
-
-
 def estimate(service, now=0.0):
     """The service's time less the local time, from below and from above, in milliseconds."""
     return service.surely_past_ms(now) - now * 1000, service.surely_ahead_ms(now) - now * 1000
-
-
-def test_before_any_answer_the_hosts_clock_is_the_services_to_a_second():
-    service = ServiceTime(5.0)
-    service.add_sample(None, 1.0, 2.0)
-
-    assert not service.is_known
-    assert estimate(service) == (4_000, 6_001)
-
-
-def test_an_answer_bounds_the_services_time_by_its_second_and_the_way_there_and_back():
-    service = ServiceTime(5.0)
-    service.add_sample(103.0, sent_at=99.75, received_at=100.5)
-
-    assert service.is_known
-    assert estimate(service) == (2_500, 4_251)
-    service.add_sample(104.0, sent_at=101.0, received_at=101.25)  # both bounds are better
-    assert estimate(service) == (2_750, 4_001)
-    service.add_sample(103.0, sent_at=102.0, received_at=102.75)  # the upper bound only
-    assert estimate(service) == (2_750, 2_001)
 
 
 def test_an_answer_counts_for_ten_minutes_and_those_of_five_seconds_count_as_one():
@@ -168,24 +135,6 @@ def test_limits_of_a_trigger_are_times_at_the_density_of_all_shards(records_max,
 
 
 @over_rows(
-    ("arrivals", "span_s", "density"),
-    [
-        ([], None, None),
-        ([5.0], None, None),
-        ([5.0, 7.0], None, Density(0.5, 100.0, 200.0)),
-        ([5.0, 6.0, 9.0], None, Density(0.5, 100.0, 200.0)),
-        ([5.0, 5.0], None, Density(1_000.0, 200_000.0, 200.0)),
-        ([5.0], 4.0, Density(0.25, 50.0, 200.0)),
-        ([5.0, 5.0], 0.0, Density(2_000.0, 400_000.0, 200.0)),
-    ],
-)
-def test_a_density_needs_two_records_or_a_span(arrivals, span_s, density):
-    """A record has 100 bytes of data and 100 around them."""
-    records = [record(n, at) for n, at in enumerate(arrivals)]
-    assert density_of(records, size_of(records), span_s) == density
-
-
-@over_rows(
     ("shards", "throttled", "pauses"),
     [
         (1, 0, [1.0, 1.0]),
@@ -210,21 +159,6 @@ def test_ticks_lengthen_by_half_after_throttles_and_shorten_by_a_tenth_of_a_seco
     assert seen == pytest.approx(pauses)
 
 
-def test_a_budget_has_a_burst_of_five_calls_a_debt_of_as_many_and_fills_at_its_rate():
-    budget = ReadBudget(2.0, 10.0)
-    for _ in range(4):
-        budget.spend(10.0)
-        assert budget.ready_at(10.0) == 10.0
-    budget.spend(10.0)
-    assert budget.ready_at(10.0) == 10.5
-    assert budget.ready_at(10.25) == 10.5
-    budget.spend(10.25, calls=99.0)
-    assert budget.ready_at(10.25) == 13.25, "six calls at two a second"
-    assert budget.ready_at(9.0) == 12.0, "a clock that goes back gives no calls"
-    budget.spend(1_000.0, calls=6.0)
-    assert budget.ready_at(1_000.0) == 1_001.0, "not more than a burst was saved"
-
-
 def test_a_shard_rests_for_bytes_read_twice_and_after_failures_whatever_is_longer():
     budget = ReadBudget(2.5, 0.0)
     budget.waste(400_000, 0.0)
@@ -241,24 +175,6 @@ def test_a_shard_rests_for_bytes_read_twice_and_after_failures_whatever_is_longe
     assert budget.ready_at(8.0) == 9.0
 
 
-@over_rows(
-    ("shards", "inline_bytes_max", "page_bytes"),
-    [
-        (0, 2**30, 4 * 2**20),
-        (1, 2**30, 4 * 2**20),
-        (2, 2**30, 2 * 2**20),
-        (8, 2**30, 512 * 1024),
-        (2, 512 * 1024, 512 * 1024),
-        (2, 0, 64 * 1024),
-        (1_000, 2**30, 64 * 1024),
-    ],
-)
-def test_the_shards_share_what_a_batch_may_inline(shards, inline_bytes_max, page_bytes):
-    search = TargetSearch(replace(SETTINGS, inline_bytes_max=inline_bytes_max))
-
-    assert search.page_bytes(shards) == page_bytes
-
-
 def cursor_at(head_ms=None, *, at_tip=False, shard_id="s"):
     made = ShardCursor(shard_id, TRIM_HORIZON, 10_000)
     if head_ms is not None:
@@ -273,47 +189,6 @@ def known(now_ms):
     service = ServiceTime(0.0)
     service.add_sample(now_ms / 1000, 0.0, 0.0)
     return service
-
-
-@over_rows(
-    ("cursors", "aligned_ms", "until_ms", "is_tip"),
-    [
-        # The tip: 200 ms before the time that has surely passed.
-        ([], 0, 9_999_800, True),
-        ([cursor_at(at_tip=True)], 0, 9_999_800, True),
-        # A window of a minute from the first record of all, or from the time all were read to.
-        ([cursor_at(1_000_000), cursor_at(2_000_000)], 0, 1_060_000, False),
-        ([cursor_at(1_000_000), cursor_at(at_tip=True)], 0, 1_060_000, False),
-        ([cursor_at(1_000_000), cursor_at()], 0, 1_060_000, False),
-        ([cursor_at(1_000_000)], 500_000, 1_060_000, False),
-        ([cursor_at(1_000_000), cursor_at()], 500_000, 560_000, False),
-        ([cursor_at(1_000_000)], 3_000_000, 3_060_000, False),
-        ([cursor_at(99_000_000)], 500_000, 9_999_800, True),
-        ([cursor_at(9_939_799)], 0, 9_999_799, False),
-        ([cursor_at(9_939_800)], 0, 9_999_800, True),
-    ],
-)
-def test_the_next_aim_is_a_window_further_or_the_tip(cursors, aligned_ms, until_ms, is_tip):
-    search = TargetSearch(SETTINGS)
-    search.reach(aligned_ms)
-    search.reach(0)
-
-    target = search.next(cursors, known(10_000_000), 0.0, waits=False)
-
-    assert target == BatchTarget(until_ms, search.page_bytes(len(cursors)), is_tip=is_tip)
-
-
-def test_the_first_aim_is_the_head_of_each_shard_where_no_other_time_is_known():
-    for aligned_ms, service in ((0, ServiceTime(0.0)), (0, known(1)), (5, ServiceTime(0.0))):
-        search = TargetSearch(SETTINGS)
-        search.reach(aligned_ms)
-        assert search.heads([], service) == BatchTarget(0, search.page_bytes(0), only_heads=True)
-        assert search.heads([], service) is None, "once"
-    search = TargetSearch(SETTINGS)
-    search.reach(5)
-    assert search.heads([], known(1)) is None
-    assert not search.tip([], known(1), 0.0).takes_all
-    assert search.tip([], known(1), 0.0, takes_all=True).takes_all
 
 
 def test_the_time_stands_still_for_children_as_long_as_a_batch_should_take():
@@ -376,31 +251,6 @@ def test_an_iterator_is_used_for_four_and_a_half_minutes_and_then_made_anew():
     page_run.hold("made", 200.0)
     assert page_run.read(10, 469.9) == Read(10, "made")
     assert page_run.read(10, 470.0).token is None
-
-
-@pytest.mark.parametrize(
-    ("base", "first", "later"),
-    [
-        (TRIM_HORIZON, Read(10, None, StartPoint(IteratorType.TRIM_HORIZON)), 10),
-        (
-            at_timestamp(1_500),
-            Read(10, None, StartPoint(IteratorType.AT_TIMESTAMP, timestamp=1.5)),
-            10,
-        ),
-        (after("7"), Read(11, None, StartPoint(IteratorType.AT_SEQUENCE_NUMBER, "7")), 10),
-        (before("7"), Read(11, None, StartPoint(IteratorType.AT_SEQUENCE_NUMBER, "7")), 10),
-    ],
-)
-def test_an_iterator_is_made_at_the_base_and_later_after_the_last_record(base, first, later):
-    page_run = PageRun(base, 10_000)
-    assert page_run.read(10, 0.0) == page_run.read(10, 0.0) == first
-    assert page_run.read(10_000, 0.0).limit == 10_000, "the service takes no more"
-    page_run.absorb(paged(record(7), record(8)), 5)
-    assert page_run.read(10, 0.0) == Read(10, "next")
-    page_run.forget_token()
-
-    then = StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, "8")
-    assert page_run.read(later, 0.0) == Read(later, None, then)
 
 
 # The pages of a stretch: the records, the iterator after them, the lag. What is known then: the
@@ -610,62 +460,10 @@ def test_a_page_ends_the_row_of_failures_and_a_stopped_search_begins_anew():
     assert shard.ask(9.0) is not None
 
 
-def test_a_shard_reports_its_lag_its_rates_and_whether_its_tip_was_seen():
-    shard = running()
-    assert shard.report() == {
-        "lagMs": None,
-        "recordsPerSecond": None,
-        "bytesPerSecond": None,
-        "throttles": 0,
-        "atTip": False,
-    }
-    rows = [record(n, n / 3) for n in (1, 2, 3)]
-    shard.take(shard.ask(0.0).turn, paged(*rows), AnswerTimes(0.0, 7, 0.5), SETTINGS)
-
-    assert shard.report() == {
-        "lagMs": 0,
-        "recordsPerSecond": 3.003,
-        "bytesPerSecond": 600.6,
-        "throttles": 0,
-        "atTip": True,
-    }
-
-
-def test_a_stretch_knows_its_rows_up_to_every_bound_inside():
-    page_run = PageRun(TRIM_HORIZON, 10_000)
-    page_run.read(10, 0.0)
-    page_run.absorb(paged(record(1), record(2), record(3)), 5)
-
-    assert [row.sequence_number for row in page_run.rows_to(before("3"))] == ["1", "2"]
-    assert len(page_run.rows_to(after("3"))) == 3
-    assert page_run.rows_to(before("4")) is None
-    assert page_run.rows_to(SHARD_END) is None
-    assert page_run.rest_after(before("2")).rows_to(after("3")) == page_run.rows_to(after("3"))[1:]
-    assert page_run.rest_after(after("3")).base_token == "next"
-
-
 def running():
     made = ShardSearch(ShardCursor("s", after("1"), 10_000), ReadBudget(2.5, 0.0))
     made.begin(BatchTarget(1, 1_000, is_tip=True))
     return made
-
-
-@pytest.mark.parametrize("first", [4, 5])
-def test_a_time_that_leads_back_to_the_position_is_no_answer_at_the_tip(first):
-    # Hole 5: record `first` is stamped ahead, and what follows it is not; only reading on helps.
-    cursor = ShardCursor("s", before("5"), 10_000)
-    cursor.is_busy = True
-    looking = find_bound(cursor, BatchTarget(1_000, 1_000, is_tip=True))
-    ahead = next(looking).page_run
-    assert ahead.read(10, 0.0).opening.kind is IteratorType.AT_TIMESTAMP
-
-    wanted = looking.send((paged(record(first, 60.0), behind_ms=5), 0))
-    opening = wanted.page_run.read(10, 0.0).opening
-    assert (opening.kind, opening.sequence_number) == (IteratorType.AT_SEQUENCE_NUMBER, "5")
-    with pytest.raises(StopIteration):
-        looking.send((paged(record(5, 60.0), record(6, 0.5)), 0))
-
-    assert cursor.bound == after("6")
 
 
 @pytest.mark.parametrize(("position", "head_ms"), [(before("5"), 60_000), (after("5", 3), None)])
@@ -753,17 +551,6 @@ def test_only_fresh_pushed_pages_at_the_tip_are_read_on(
     assert wants(position, target, *answers, is_busy=is_busy, kept=kept) == found, claim
 
 
-def test_executors_get_an_iterator_while_it_lives_and_only_where_no_record_is_missing():
-    cursor = ShardCursor("s", TRIM_HORIZON, 10_000)
-    cursor.kept = PageRun(TRIM_HORIZON, 10_000, token="begins here", token_at=100.0)
-
-    hint = cursor.hint(369.0, 5.0)
-    assert (hint.iterator, hint.iterator_at) == ("begins here", 105.0)
-    assert cursor.hint(371.0, 5.0).iterator is None
-    cursor.kept.is_whole = False
-    assert cursor.hint(101.0, 5.0).iterator is None
-
-
 def test_an_expired_iterator_is_made_anew():
     shard = running()
     shard.take(shard.ask(0.0).turn, paged(behind_ms=5), AnswerTimes(0.0, 0, 0.5), SETTINGS)
@@ -813,10 +600,3 @@ def test_the_next_batch_keeps_of_what_was_read_only_what_begins_with_it():
     assert (cursor.position, cursor.ahead, cursor.finding) == (before("9"), None, None)
     cursor.move(after("77"))
     assert (cursor.kept.base, cursor.kept.first, cursor.bound) == (after("77"), None, after("77"))
-
-
-def test_the_age_of_a_given_iterator_counts_from_its_making():
-    page_run = PageRun(TRIM_HORIZON, 10_000, "given", 100.0)
-    page_run.absorb(paged(record(1), token="given", at=300.0), 0)
-
-    assert (page_run.base_token, page_run.base_token_at) == ("given", 100.0)

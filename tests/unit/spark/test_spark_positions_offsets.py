@@ -15,7 +15,6 @@ from kclrun.local.sequence_numbers import Numbering
 from kclrun.spark.offsets import (
     PLAIN_SHARDS_MAX,
     VERSION,
-    Hint,
     Offset,
     ShardRange,
     StreamIs,
@@ -54,22 +53,6 @@ def test_a_position_comes_back_from_its_text(position):
     assert parse_position(str(position)) == position
 
 
-@given(POSITIONS, POSITIONS, POSITIONS)
-def test_positions_have_one_order(one, two, three):
-    assert (one < two) + (one == two) + (one > two) == 1
-    if one <= two <= three:
-        assert one <= three
-
-
-@given(POSITIONS, NUMBERS)
-def test_a_position_covers_the_records_up_to_it(position, number):
-    assert position.covers(number) == (after(number) <= position)
-
-
-def test_a_position_inside_an_aggregate_lies_between_its_ends():
-    assert before("7") < after("7", 0) < after("7", 1) < after("7") < before("10")
-
-
 @over_rows("text", ["", "LATEST", "TS:01", "@", "@7/1", "007", "1/", "7 ", "TS:-1"])
 def test_what_is_no_position_is_refused(text):
     with pytest.raises(OffsetRefused, match="is not a position"):
@@ -100,26 +83,6 @@ def test_an_offset_of_a_newer_version_is_refused():
 def test_an_offset_of_another_connector_is_refused(value):
     with pytest.raises(OffsetRefused, match="does not hold an offset"):
         decode_offset(value)
-
-
-def test_ranges_begin_where_the_end_says_or_else_at_the_start():
-    start = offset(shards={"s1": after("1"), "s2": at_timestamp(5)}, as_of_ms={"s1": 9})
-    end = offset(
-        shards={"s1": after("3"), "s2": before("8"), "s3": SHARD_END},
-        began={"s2": before("4"), "s3": TRIM_HORIZON},
-    )
-
-    assert ranges_between(start, end, {"s1": Hint("token", 1.0)}) == (
-        ShardRange("s1", after("1"), after("3"), 9, Hint("token", 1.0)),
-        ShardRange("s2", before("4"), before("8")),
-        ShardRange("s3", TRIM_HORIZON, SHARD_END),
-    )
-
-
-def test_shards_without_news_have_no_range():
-    start = offset(shards={"s1": after("1"), "s2": SHARD_END})
-
-    assert ranges_between(start, start) == ()
 
 
 def test_a_range_without_a_beginning_or_backwards_is_our_bug():

@@ -19,14 +19,13 @@ from kclrun.errors import (
 )
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
-from kclrun.model.sequence import TRIM_HORIZON as OLDEST
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.outputs.dead_letters import LetterFolder
 from kclrun.spark.executor.reading import ReadPage
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after
 from kclrun.spark.processors import hosting as emitting
-from kclrun.spark.processors.hosting import ProcessorHost, ProcessorJob
+from kclrun.spark.processors.hosting import ProcessorJob
 from kclrun.spark.processors.range_progress import ProcessorCache
 from kclrun.spark.processors.source import process
 from kclrun.spark.processors.tasks import ProcessorTask
@@ -124,10 +123,6 @@ def read(pages):
         yield ReadPage(shard_range, records, last_of[shard_range] == index)
 
 
-def unkept(letter):
-    raise AssertionError(f"{letter.position} was given up")
-
-
 def emitted(rows):
     return [json.loads(row["row"])["n"] for row in rows]
 
@@ -184,13 +179,6 @@ def test_a_range_given_twice_begins_anew(world):
     assert emitted(rows) == [10, 20]
 
 
-def test_a_shard_that_ends_without_a_record_is_ended_all_the_same(world):
-    rows, _ = world.run((LAST, []))
-
-    assert [entry[1] for entry in world.diary] == ["initialize", "shard_ended"]
-    assert rows[0]["sequenceNumber"] == "SHARD_END"
-
-
 def test_shards_of_one_task_have_an_instance_each(world):
     other = ShardRange(B, TRIM_HORIZON, after("25"))
     rows, accounts = world.run((FIRST, [10]), (other, [15, 25]), (FIRST, [20]))
@@ -224,52 +212,12 @@ def test_shards_of_two_streams_have_an_instance_each_and_their_rows_say_the_stre
     assert {each["shardId"] for each in accounts} == {one, other}
 
 
-def test_rows_are_in_the_order_of_the_calls_at_the_last_record_given(world):
-    rows, _ = world.run((LAST, [50, 60, 70]), batch_max=2)
-
-    assert {row["stream"] for row in rows} == {"orders"}
-    assert [(row["sequenceNumber"], json.loads(row["row"])) for row in rows] == [
-        ("60", {"n": 50}),
-        ("60", {"n": 60}),
-        ("70", {"n": 70}),
-        ("SHARD_END", {"n": "end"}),
-    ]
-
-
-def test_an_account_says_what_was_done(world):
-    world.plan["do"] = {
-        30: lambda processor, batch, checkpointer: checkpointer.checkpoint(batch[0])
-    }
-    _, (account,) = world.run((NEXT, [30, 40]), batch_max=1)
-
-    assert account.pop("processingS") >= 0
-    assert account == {
-        "shardId": A,
-        "position": "40",
-        "checkpoint": "30",
-        "records": 2,
-        "bytes": 12,
-        "rows": 2,
-        "deadLetters": 0,
-        "skipped": 0,
-    }
-
-
 def test_a_kept_instance_has_the_token_of_its_present_task_and_a_new_account(world):
     world.run((FIRST, [10, 20, 20]), token=7)
     _, (account,) = world.run((NEXT, [30, 40]), token=9)
 
     assert world.tokens == [(7, 7), (9, 9)]
     assert (account["records"], account["rows"]) == (2, 2)
-
-
-def test_an_account_has_the_seconds_in_user_code(world):
-    seconds = iter([10.0, 12.0, 100.0, 103.5]).__next__
-    host = ProcessorHost(world.job(), A, OLDEST, 1, keep_letter=unkept, clock=seconds)
-    host.process([Record(b"", "key", "50")])
-    host.end_shard()
-
-    assert host.report().processing_s == 5.5
 
 
 def fails(*_):
@@ -304,24 +252,6 @@ def test_a_processor_whose_methods_would_run_nothing_is_refused(world, kind):
         world.run((FIRST, [10, 20]), processor="idle:Idle")
 
 
-async def work():
-    pass
-
-
-def test_a_call_that_returns_a_coroutine_fails_the_task_without_another_attempt(world):
-    (world.folder / "late.py").write_text(
-        "from diary import Diary\n"
-        "class Late(Diary):\n"
-        "    def process_records(self, batch, checkpointer):\n"
-        "        super().process_records(batch, checkpointer)\n"
-        "        return self.plan['work']()\n"
-    )
-    world.plan["work"] = work
-
-    with pytest.raises(ProcessorError, match=r"returned a coroutine.*\(once\)"):
-        world.run((FIRST, [10, 20]), processor="late:Late", retries=3)
-
-
 def test_a_failed_task_leaves_no_instance_and_calls_nothing(world):
     world.run((FIRST, [10, 20]))
     world.plan["do"] = {40: fails}
@@ -335,14 +265,6 @@ def test_a_failed_task_leaves_no_instance_and_calls_nothing(world):
         ("0", "initialize", "20"),
         ("0", "process_records", 30, 40),
     ]
-
-
-def test_a_task_that_fails_at_one_shard_keeps_none_of_the_others(world):
-    world.plan["do"] = {15: fails}
-    with pytest.raises(ProcessorError):
-        world.run((FIRST, [10, 20]), (ShardRange(B, TRIM_HORIZON, after("15")), [15]))
-
-    assert len(world.kept) == 0
 
 
 def test_a_call_is_repeated_after_the_pauses_of_on_error_and_its_rows_come_once(world, caplog):
@@ -551,25 +473,6 @@ def test_rows_leave_while_the_task_still_reads(world):
 def test_a_processor_that_cannot_be_loaded_says_so(world):
     with pytest.raises(ProcessorLoadError, match="there is no module absent"):
         world.run((FIRST, [10]), processor="absent:Gone")
-
-
-def test_reading_is_closed_when_the_processor_raises(world):
-    closed = []
-
-    def pages():
-        try:
-            yield ReadPage(FIRST, [Record(b"", "key", "10")], True)
-        finally:
-            closed.append(True)
-
-    world.plan["do"] = {10: fails}
-    with pytest.raises(ProcessorError):
-        list(
-            ProcessorTask(
-                world.job(), 1, kept=world.kept, letters=world.letters, registry=bytes
-            ).run(pages())
-        )
-    assert closed == [True]
 
 
 def raises(processor, batch, checkpointer):

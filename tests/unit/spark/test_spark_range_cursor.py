@@ -8,7 +8,7 @@ from kclrun.errors import DataLoss, InvariantViolation
 from kclrun.model.reading import Fetch, FetchedPage
 from kclrun.model.record import IteratorType, Record
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange
-from kclrun.spark.executor.range_cursor import AskRetention, RangeCursor, ReadPace
+from kclrun.spark.executor.range_cursor import AskRetention, RangeCursor
 from kclrun.spark.offsets import Hint, ShardRange
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
 from tests.support.tables import over_rows
@@ -152,14 +152,6 @@ def test_the_drivers_iterator_is_left_where_its_page_cannot_be_at_the_beginning(
     assert made.is_hinted == (is_used and not first.records)
 
 
-@pytest.mark.parametrize(("made_at", "first"), [(NOW - 240, "@3"), (NOW - 239.9, "t"), (NOW, "t")])
-def test_an_iterator_of_the_driver_is_used_for_four_minutes(made_at, first):
-    made = cursor(after("3"), after("5"), hint=Hint("t", made_at))
-
-    assert read(made, page("3 4 5"))[0].split()[0] == first
-    assert not cursor(after("3"), after("5")).is_hinted
-
-
 @over_rows(
     ("expected", "pages", "limits"),
     [
@@ -278,12 +270,6 @@ def test_silence_of_less_than_a_minute_is_no_loss_and_a_gap_is_not_silence(bound
     assert read(cursor(*bounds), *quiet, page(), *quiet, page("3 4 5"))[1] == "3 4 5"
 
 
-def test_a_bound_that_was_read_towards_is_waited_for_without_end():
-    assert (
-        read(cursor(before("3"), after("5")), page("3"), *[EMPTY_TIP] * 40, every_s=60.0)[1] == "3"
-    )
-
-
 def test_a_shard_that_is_missing_is_a_loss_and_the_end():
     with pytest.raises(DataLoss, match=r"the shard is not in the stream any more \(gone\)"):
         cursor(after("3"), after("5")).missing("gone")
@@ -302,18 +288,3 @@ def test_a_range_ends_at_a_record_or_at_the_end_of_a_shard(begin, end):
         cursor(begin, end)
     with pytest.raises(InvariantViolation, match="after the end of a shard"):
         cursor(SHARD_END, SHARD_END)
-
-
-@pytest.mark.parametrize(
-    ("at", "delays"),
-    [
-        ([0, 0, 0, 0], [0.0, 0.0, 0.5, 1.0]),
-        ([0, 0, 0.25, 0.25], [0.0, 0.0, 0.25, 0.75]),
-        ([0, 0, 9, 9, 9], [0.0, 0.0, 0.0, 0.0, 0.5]),
-        ([5, 5, 1, 5], [0.0, 0.0, 0.5, 1.0]),
-    ],
-)
-def test_two_calls_may_follow_at_once_and_then_they_keep_to_their_rate(at, delays):
-    pace = ReadPace(2.0, 0.0)
-
-    assert [pace.delay_s(now) for now in at] == delays

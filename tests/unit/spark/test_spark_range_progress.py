@@ -65,19 +65,6 @@ def test_a_page_is_given_in_batches_and_uncopied_where_it_fits():
     assert list(cut([], 3)) == []
 
 
-def test_an_account_counts_its_own_range_only():
-    progress = RangeProgress(TRIM_HORIZON, 1000)
-    progress.process(progress.deliver([record(10), record(20, size=5)]), 0.5)
-    first = progress.report("shardId-0", rows=4)
-    progress.continue_with_next_range()
-    progress.process(progress.deliver([record(30, size=7)]), 0.25)
-    second = progress.report("shardId-0", rows=1)
-
-    assert (first.records, first.bytes, first.rows, first.position) == (2, 8, 4, "20")
-    assert (second.records, second.bytes, second.position) == (1, 7, "30")
-    assert (first.processing_s, second.processing_s) == (0.5, 0.25)
-
-
 def test_the_account_of_two_instances_is_their_sum_from_the_later_ones_position():
     counts = {"records": 1, "bytes": 2, "rows": 4}
     first = RangeReport(
@@ -122,23 +109,6 @@ def test_the_commit_of_a_range_is_a_checkpoint_for_the_next():
 
 
 KEY = Key("run", "app", "stream", "shardId-0")
-
-
-def test_an_instance_goes_on_only_where_it_stands():
-    cache = ProcessorCache()
-    cache.keep(KEY, positions.after("20"), "instance")
-
-    assert cache.take(KEY, positions.after("20")) == Found("instance")
-    assert cache.take(KEY, positions.after("20")) == Absent()  # taken
-    cache.keep(KEY, positions.after("20"), "instance")
-    assert cache.take(KEY, positions.before("20")) == Stale("instance")
-
-
-def test_an_instance_of_another_run_is_not_found():
-    cache = ProcessorCache()
-    cache.keep(KEY, positions.after("20"), "instance")
-
-    assert cache.take(KEY._replace(run="later"), positions.after("20")) == Absent()
 
 
 def test_states_are_bounded_together_and_the_latest_is_kept_however_large_it_is():

@@ -79,12 +79,6 @@ def test_a_setting_that_the_source_refuses_is_named_as_its_option(more, reported
     assert reported in str(raised.value)
 
 
-def test_one_service_elsewhere_is_where_the_source_goes():
-    given = source("aws: {endpoint: 'https://a.x', endpoints: {kinesis: 'https://k.x'}}")
-
-    assert given.address.endpoint_url == "https://k.x"
-
-
 def test_a_start_at_leases_finds_dynamodb_where_the_file_says():
     elsewhere = source(
         "start: {leases: shop}\naws: {endpoint: 'https://a.x', endpoints: {dynamodb: 'https://d.x'}}"
@@ -92,12 +86,6 @@ def test_a_start_at_leases_finds_dynamodb_where_the_file_says():
 
     assert source("start: {leases: shop}").start.leases == LeasesAt("shop")
     assert elsewhere.start.leases == LeasesAt("shop", "https://d.x")
-
-
-def test_an_arn_says_its_region_itself():
-    arn = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
-
-    assert source("aws: {region: us-east-1}", arn).address == StreamAddress(stream=arn)
 
 
 @pytest.mark.parametrize(

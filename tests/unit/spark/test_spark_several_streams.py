@@ -16,7 +16,6 @@ from kclrun.model.stream import qualified, stream_key
 from kclrun.protocol.writes import CreateLease
 from kclrun.spark.offset_planner import OffsetPlanner, leases_of
 from kclrun.spark.offsets import (
-    PLAIN_SHARDS_MAX,
     decode_offset,
     encode_offset,
     parts_of,
@@ -115,19 +114,6 @@ def test_the_option_takes_names_in_any_order_and_one_checkpoint_comes_of_it():
     assert StreamAddress(stream="orders").named(FIRST) == ("orders", FIRST)
 
 
-def test_one_batch_reads_both_streams_and_their_offset_stands_under_their_names(world):
-    numbers = {name: world.put(name) for name in NAMES}
-    query = world.query(*NAMES)
-
-    end = news(query, query.initial_offset())
-
-    assert end.shards == {O0: after(numbers["orders"]), R0: after(numbers["returns"])}
-    plain = encode_offset(end)
-    assert (plain["v"], sorted(plain["streams"])) == (3, ["orders", "returns"])
-    assert plain["streams"]["orders"]["shards"] == {FIRST: numbers["orders"]}
-    assert logged(end) == end
-
-
 def test_each_part_is_the_offset_that_its_stream_has_alone(world):
     world.put("orders")
     query = world.query("orders")
@@ -137,17 +123,6 @@ def test_each_part_is_the_offset_that_its_stream_has_alone(world):
 
     (part,) = (each for name, each in parts_of(logged(among)).items() if name == "orders")
     assert (part.streams, part.shards) == (alone.streams, alone.shards)
-
-
-def test_offsets_of_many_shards_are_packed_stream_by_stream():
-    world = World(shards=PLAIN_SHARDS_MAX + 1)
-    query = world.query(*NAMES)
-    initial = query.initial_offset()
-
-    plain = encode_offset(initial)
-    assert {type(each["shards"]) for each in plain["streams"].values()} == {str}
-    assert logged(initial) == initial
-    assert json.dumps(encode_offset(logged(initial))) == json.dumps(plain)
 
 
 def test_shards_of_the_same_id_split_on_their_own_and_parents_come_first(world):

@@ -53,34 +53,6 @@ def test_one_listing_that_leaves_a_shard_out_forgets_nothing():
     assert "s000" not in lines.graph
 
 
-def test_what_a_start_or_a_listing_changes_is_seen_at_once():
-    lines = ShardListing(10.0)
-    listed(lines, [shard(0)])
-    lines.watch({"s000": MIDDLE})
-    assert lines.entering(fails_on_data_loss=True) == ()
-
-    lines.watch({"s000": SHARD_END})
-    assert lines.waits_for_children()
-    listed(lines, [shard(0), shard(1, 0)])
-    assert lines.entering(fails_on_data_loss=True) == ("s001",)
-    lines.watch({"s001": MIDDLE})
-    assert not lines.waits_for_children()
-
-
-def test_a_shard_of_the_query_is_gone_only_once_five_listings_in_a_row_left_it_out():
-    lines = ShardListing(10.0)
-    listed(lines, [shard(0)])
-    lines.watch({"s000": MIDDLE})
-
-    listed(lines, [shard(1, 0)], 4)
-    assert lines.gone() == ()
-    listed(lines, [shard(0)])
-    listed(lines, [shard(1, 0)], 4)
-    assert lines.gone() == ()
-    listed(lines, [shard(1, 0)])
-    assert lines.gone() == ("s000",)
-
-
 def test_a_listing_is_due_each_interval_and_each_second_while_a_shard_is_missing():
     lines = ShardListing(10.0)
     assert lines.next_listing_at() == 0.0, "the first at once"

@@ -7,7 +7,6 @@ from kclrun.errors import AccessDenied, NotFound, Throttled, Unavailable
 from kclrun.model.record import Record
 from kclrun.model.time import WallTime
 from kclrun.ports import StreamSummary
-from kclrun.spark.offset_planner import identities
 from kclrun.spark.offsets import Hint, Offset, ShardRange, StreamIs
 from kclrun.spark.options import SourceSettings, StreamAddress
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON
@@ -46,10 +45,6 @@ def test_a_stream_that_answers_is_asked_once():
 
     assert service.require() == SUMMARY
     assert (service.asked, service.now) == (1, 0.0)
-
-
-def test_a_stream_is_known_by_its_arn_and_the_millisecond_it_was_made():
-    assert identities({"": SUMMARY}) == {"": StreamIs(ARN, 1_700_000_000_123)}
 
 
 def test_a_moment_of_trouble_is_waited_out():

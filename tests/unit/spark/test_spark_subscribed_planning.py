@@ -13,7 +13,6 @@ from kclrun.model.record import Record
 from kclrun.spark.offset_planner import OffsetPlanner
 from kclrun.spark.offsets import ranges_between
 from kclrun.spark.options import SourceSettings, Start, StartKind, StreamAddress
-from kclrun.spark.planning.read_budget import ReadBudget
 from kclrun.spark.positions import SHARD_END, after
 from kclrun.spark.subscribed import SubscribedReader
 from tests.patience import HUNG_S
@@ -122,22 +121,6 @@ def test_a_pushed_record_is_in_a_batch_at_once_and_travels_with_it():
     assert world.polls == 0
 
 
-def test_many_batches_of_pushed_records_cost_no_call_and_no_budget():
-    world = World(poll_interval_s=60.0, reads_per_second_max=0.1)
-    start = world.subscribed()
-    world.polls, began = 0, world.elapsed
-
-    for _ in range(20):
-        number = world.put()
-        world.reader.step()
-        end = world.query.latest_offset(start)
-        assert end.shards[FIRST] == after(number)
-        start = end
-
-    assert world.polls == 0
-    assert world.elapsed - began < 10.0
-
-
 def test_only_shards_with_news_are_looked_at_between_two_ticks():
     world = World(shards=4, poll_interval_s=1.0)
     start = world.subscribed(shards=4)
@@ -168,20 +151,6 @@ def test_rows_too_large_to_travel_are_read_again_by_an_executor_from_the_positio
     assert found.hint.iterator is not None
     first = world.model.fetch(found.hint.iterator, 1).records[0]  # as an executor does
     assert (first.data, found.begin.covers(first.sequence_number)) == (bytes(1_000), False)
-    assert world.polls == 0
-
-
-def test_more_than_a_page_that_was_pushed_is_one_batch_without_a_look_by_time():
-    world = World(poll_interval_s=60.0)
-    start = world.subscribed()
-    world.polls = 0
-    numbers = [world.put(bytes(60_000)) for _ in range(40)]  # pages hold 512 KiB
-    for _ in range(5):
-        world.reader.step()
-
-    end = world.news(start)
-
-    assert end.shards == {FIRST: after(numbers[-1])}
     assert world.polls == 0
 
 
@@ -257,16 +226,6 @@ def test_two_queries_of_one_consumer_take_turns_lose_nothing_and_say_so(caplog):
             starts[at] = world.query.latest_offset(starts[at])
     assert [start.shards for start in starts] == [{FIRST: after(number)}] * 2
     assert "another reader took the subscription over" in caplog.text
-
-
-def test_a_refunded_call_may_be_made_again_and_no_more_than_a_burst_is_kept():
-    budget = ReadBudget(1.0, 0.0)
-    budget.refund()
-    for _ in range(5):
-        budget.spend(0.0)
-    assert budget.ready_at(0.0) == pytest.approx(1.0)
-    budget.refund()
-    assert budget.ready_at(0.0) == 0.0
 
 
 class Pushing:

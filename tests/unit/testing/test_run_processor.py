@@ -26,7 +26,6 @@ from kclrun.errors import (
     UndecodableRecord,
 )
 from kclrun.testing import Call, make_aggregate, make_record, make_records, replay, run_processor
-from tests.support.tables import over_rows
 
 TRIM_HORIZON = ExtendedSequenceNumber("TRIM_HORIZON")
 SHARD_END = ExtendedSequenceNumber("SHARD_END")
@@ -57,26 +56,6 @@ def texts(rows: list[dict[str, Any]]) -> str:
 
 def position_of(ordinal: int) -> ExtendedSequenceNumber:
     return make_record(ordinal=ordinal).position
-
-
-def test_calls_come_in_the_order_of_the_contract():
-    run = run_processor(Echo, "abc", batch_max=2)
-
-    assert run.calls == [
-        Call("initialize"),
-        Call("process_records", 2),
-        Call("process_records", 1),
-        Call("shard_ended"),
-    ]
-    assert texts(run.rows) == "abc"
-    assert run.checkpoints == [SHARD_END]
-
-
-def test_a_lease_given_up_is_reported_and_not_ended():
-    run = run_processor(Echo, "abc", end_of_shard=False)
-
-    assert run.calls[-1] == Call("shutdown_requested")
-    assert run.position == position_of(2)
 
 
 def test_without_arguments_a_run_is_as_an_application_that_sets_nothing():
@@ -131,28 +110,6 @@ def test_a_row_is_refused_after_a_call_that_raised():
         processor.context.emit({"text": "too late"})
 
 
-def test_a_record_is_numbered_by_its_place_and_is_the_first_of_its_number():
-    record = make_record("a", ordinal=3)
-
-    assert (record.sub_sequence_number, record.partition_key, record.aggregated) == (
-        0,
-        "key",
-        False,
-    )
-    assert int(record.sequence_number) == int(make_record().sequence_number) + 3
-    assert make_record().sequence_number == "49" + 54 * "0"
-    arrived = record.approximate_arrival_timestamp
-    assert arrived == make_record().approximate_arrival_timestamp + 3
-    assert make_record(arrived_at_s=0.0).approximate_arrival_timestamp == 0.0
-    assert bytes(make_record(b"\xff").data) == b"\xff"
-
-
-def test_batch_checkpoints_after_every_batch():
-    run = run_processor(Echo, "abcd", batch_max=2, checkpoint="batch")
-
-    assert run.checkpoints == [position_of(1), position_of(3), SHARD_END]
-
-
 def test_auto_checkpoints_before_the_cap_stops_the_shard():
     run = run_processor(Echo, "abcdefgh", batch_max=2, uncheckpointed_max=3, end_of_shard=False)
 
@@ -163,16 +120,6 @@ def test_auto_checkpoints_before_the_cap_stops_the_shard():
 def test_a_manual_processor_that_never_checkpoints_stands_still_at_the_cap():
     with pytest.raises(ProcessorError, match="3 records without a checkpoint"):
         run_processor(Echo, "abcde", uncheckpointed_max=3, checkpoint="manual")
-
-
-@pytest.mark.parametrize("mode", ["auto", "batch", "manual"])
-def test_a_shard_ended_that_returns_ends_the_shard(mode):
-    class Silent(Echo):
-        def shard_ended(self, checkpointer: Checkpointer) -> None:
-            pass
-
-    assert run_processor(Silent, "a", checkpoint=mode).position == SHARD_END
-    assert run_processor(Echo, "a", checkpoint=mode).position == SHARD_END
 
 
 @pytest.mark.parametrize(("asked", "words"), [(0, "below the last"), (9, "above what was")])
@@ -198,27 +145,6 @@ def test_a_checkpointer_is_of_no_use_after_its_call():
 
     with pytest.raises(StaleCheckpoint, match="has returned"):
         run_processor(Keeps, "ab", batch_max=1)
-
-
-def test_a_retry_takes_rows_back_and_leaves_out_what_was_checkpointed():
-    class Stumbles(Echo):
-        stumbled = False
-
-        def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
-            for record in batch:
-                self.context.emit({"text": record.data.decode()})
-                if record.data == b"b":
-                    checkpointer.checkpoint(record)
-                if record.data == b"c" and not self.stumbled:
-                    self.stumbled = True
-                    raise OSError("gone for a moment")
-
-    run = run_processor(Stumbles, "abcd", retries=1)
-
-    assert texts(run.rows) == "abcd"
-    assert [call.records for call in run.calls if call.name == "process_records"] == [4, 2]
-    with pytest.raises(OSError, match="gone"):
-        run_processor(Stumbles, "abcd")
 
 
 @pytest.mark.parametrize("error", [OSError("gone for a moment"), FailedRecords([])])
@@ -299,14 +225,6 @@ def test_a_row_is_refused_outside_the_calls_that_may_emit(method):
         run_processor(processor, "ab", end_of_shard=False)
 
 
-@over_rows("crash_after", range(7))
-def test_a_replay_leaves_each_row_once(crash_after):
-    for mode, processor in (("auto", Echo), ("batch", Echo), ("manual", Manual)):
-        run = replay(processor, "abcdef", crash_after=crash_after, batch_max=2, checkpoint=mode)
-        assert texts(run.rows) == "abcdef"
-        assert run.position == SHARD_END
-
-
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_crash_inside_a_checkpoint_leaves_each_row_once(nth):
     run = replay(Manual, "abcdef", crash_at_checkpoint=nth, checkpoint="manual")
@@ -340,12 +258,6 @@ def test_a_released_lease_gets_no_further_batch():
     assert run.released
     assert run.position == position_of(0)
     assert run.calls[-1] == Call("shutdown_requested")
-
-
-def test_records_at_or_below_the_position_are_not_given():
-    run = run_processor(Echo, "abc", position=position_of(1))
-
-    assert texts(run.rows) == "c"
 
 
 def test_a_row_that_json_cannot_hold_is_refused_as_in_production():

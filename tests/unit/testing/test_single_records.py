@@ -57,58 +57,12 @@ def numbers(run):
     return [row["n"] for row in run.rows]
 
 
-@pytest.mark.parametrize("processor", [Threads, Tasks])
-def test_alone_records_run_in_the_order_of_the_shard(processor):
-    run = run_processor(processor, RECORDS)
-    assert run.processors[0].order == numbers(run) == list("01234567")
-    assert str(run.position) == "SHARD_END"
-    assert [call.name for call in run.calls].count("process_record") == len(KEYS)
-
-
-@pytest.mark.parametrize("processor", [Threads, Tasks])
-def test_records_return_in_another_order_and_rows_stay_in_order_and_keys_too(processor):
-    orders = set()
-    for seed in range(10):
-        run = run_processor(processor, RECORDS, concurrency=8, seed=seed)
-        order = run.processors[0].order
-        assert numbers(run) == list("01234567")
-        assert [n for n in order if KEYS[int(n)] == "a"] == ["0", "2", "4", "6"]
-        orders.add(tuple(order))
-    assert len(orders) > 1
-
-
-def test_the_same_seed_gives_the_same_order():
-    one, two = (run_processor(Tasks, RECORDS, concurrency=8, seed=3) for _ in range(2))
-    assert one.processors[0].order == two.processors[0].order
-
-
 def test_the_property_holds_and_is_broken_by_a_processor_whose_keys_share_a_count():
     assert_any_order_gives_the_same(Tasks, RECORDS)
     assert_any_order_gives_the_same(Threads, RECORDS, order="none")
     assert_any_order_gives_the_same(Poison, RECORDS, then="skip", retries=2)
     with pytest.raises(AssertionError, match="with seed=0 the result is another"):
         assert_any_order_gives_the_same(Shared, RECORDS)
-
-
-def test_the_poison_among_others_is_given_up_alone_and_each_other_record_is_called_once():
-    run = run_processor(Poison, RECORDS, concurrency=8, then="dead-letter", retries=2)
-    assert [record.data for record in run.given_up] == [b"2"]
-    assert numbers(run) == list("0134567")
-    assert run.delivered == len(KEYS) + 2
-    assert run.last_error == "ValueError: poison"
-
-
-def test_a_halt_keeps_the_rows_before_it_and_raises():
-    seen = []
-
-    class Halting(Poison):
-        def initialize(self, context):
-            super().initialize(context)
-            seen.append(self)
-
-    with pytest.raises(ValueError, match="poison"):
-        run_processor(Halting, RECORDS, concurrency=2)
-    assert {"0", "1"} <= set(seen[0].order)
 
 
 class Busy(Tasks):

@@ -1,7 +1,6 @@
 """The keys that carry a shard, and where a split halves it: measured from pages of records."""
 
 import hashlib
-import itertools
 import random
 
 import msgspec
@@ -16,11 +15,8 @@ from kclrun.traffic.hot_keys import (
     ERROR_MAX,
     KEYS_NAMED_MAX,
     LOAD_WEIGHED_MIN,
-    SAMPLES_A_PAGE,
-    SAMPLES_A_WINDOW,
     HotKey,
     KeyMeter,
-    Sampling,
     ShardHeat,
     SpaceSaving,
     split_point,
@@ -79,15 +75,6 @@ def mixed(shares, rest=None, count=60, size=100, seed=1):
     return page
 
 
-def test_a_sketch_with_room_for_every_key_is_exact():
-    sketch = SpaceSaving(3)
-    for key, weight in (("a", 5), ("b", 1), ("a", 2), ("c", 4)):
-        sketch.add((key, ""), weight)
-
-    assert sorted(sketch.counted()) == [(("a", ""), 7, 0), (("b", ""), 1, 0), (("c", ""), 4, 0)]
-    assert sketch.total == 12
-
-
 def test_a_new_key_takes_over_the_smallest_counter_and_its_weight_as_an_error():
     sketch = SpaceSaving(2)
     for key, weight in (("a", 5), ("b", 3), ("b", 4), ("c", 1), ("d", 1)):
@@ -95,37 +82,6 @@ def test_a_new_key_takes_over_the_smallest_counter_and_its_weight_as_an_error():
 
     # `a` is the smallest when `c` comes, and `c` (6) when `d` comes: `b` has 7.
     assert sorted(sketch.counted()) == [(("b", ""), 7, 0), (("d", ""), 7, 6)]
-
-
-@over_rows(("count", "taken"), [(1, 1), (2, 2), (SAMPLES_A_PAGE, 8), (200, 8), (10_000, 8)])
-def test_a_page_gives_few_samples_spread_over_it(count, taken):
-    sampling, page = Sampling(), range(count)
-
-    for _ in range(50):
-        samples = sampling.of(page)
-        assert len(samples) == taken
-        gaps = [after - before for before, after in itertools.pairwise(samples)]
-        assert all(abs(gap - count / taken) < 1 for gap in gaps)
-
-
-def test_each_place_of_a_page_is_sampled_equally_often_also_where_keys_come_in_turn():
-    sampling, count, pages = Sampling(), 200, 4_000
-    hits = [0] * count
-    for _ in range(pages):
-        for place in sampling.of(range(count)):
-            hits[place] += 1
-
-    usual = pages * SAMPLES_A_PAGE / count
-    assert max(abs(hit - usual) for hit in hits) <= 3
-
-
-def test_nothing_is_reported_before_a_whole_window_was_measured():
-    reading = Reading()
-
-    assert reading.read(59.0, mixed({"hot": 0.5})) is None
-    heat = reading.read(11.0, mixed({"hot": 0.5}))
-    assert heat is not None
-    assert heat.covered_s == pytest.approx(60, abs=11)
 
 
 def test_a_report_comes_twice_a_window_and_not_with_each_page():
@@ -169,14 +125,6 @@ def test_at_most_five_keys_are_named_the_heaviest_first():
     assert [key.share for key in heat.keys] == sorted((k.share for k in heat.keys), reverse=True)
 
 
-def test_keys_that_each_come_once_name_no_key_and_are_split_in_the_middle():
-    heat = Reading().read(120.0, mixed({}))
-
-    assert heat.keys == ()
-    assert int(heat.split_at) == pytest.approx(HASH_KEY_MAX / 2, rel=0.05)
-    assert heat.split_share == pytest.approx(0.5, abs=0.01)
-
-
 def test_a_key_is_forgotten_after_two_windows():
     reading = Reading()
     assert reading.read(120.0, mixed({"yesterday": 0.9})).keys
@@ -186,52 +134,12 @@ def test_a_key_is_forgotten_after_two_windows():
     assert reading.heat.keys == ()
 
 
-def test_after_a_pause_of_two_windows_a_whole_window_is_measured_again():
-    reading = Reading()
-    reading.read(120.0, mixed({"before": 0.9}))
-    reading.now += 3 * WINDOW_S
-    reading.heat = None
-
-    assert reading.read(50.0, mixed({})) is None
-    assert reading.read(30.0, mixed({})).keys == ()
-
-
 def test_the_rates_are_what_producers_put_and_what_was_read():
     heat = Reading().read(120.0, mixed({}, count=40, size=1_000))
 
     assert heat.in_records_per_s == pytest.approx(200, rel=0.02)
     assert heat.in_bytes_per_s == pytest.approx(200_000, rel=0.02)
     assert heat.read_bytes_per_s == pytest.approx(200_000, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("speed", "behind_ms"), [(10.0, 3_600_000), (0.2, 3_600_000)], ids=["catching up", "too slow"]
-)
-def test_the_rate_of_a_backlog_is_that_of_its_arrivals_and_not_of_the_reading(speed, behind_ms):
-    arrived = [1_000.0]
-
-    def page(_):
-        arrived[0] += 0.2 * speed
-        first = arrived[0] - 0.2 * speed
-        step = 0.2 * speed / 40
-        return [record(f"k{n}", 1_000, first + n * step) for n in range(40)]
-
-    heat = Reading().read(120.0, page, behind_ms=behind_ms)
-
-    assert heat.read_bytes_per_s == pytest.approx(200_000, rel=0.02)
-    assert heat.in_bytes_per_s == pytest.approx(200_000 / speed, rel=0.03)
-    assert heat.behind_ms == behind_ms
-
-
-def test_a_few_records_that_arrived_at_once_do_not_make_any_rate():
-    reading = Reading()
-
-    def page(_):
-        return [record("k", 1_000, 5.0) for _ in range(10)]
-
-    heat = reading.read(120.0, page, behind_ms=3_600_000, every_s=20.0)
-
-    assert heat.in_bytes_per_s <= 6 * 10 * 1_000 / 10
 
 
 def test_throttled_requests_are_a_share_of_all():
@@ -251,29 +159,6 @@ def test_a_few_samples_say_nothing_about_keys():
     assert heat.load > LOAD_WEIGHED_MIN
     assert (heat.error, heat.routing, heat.keys, heat.split_at) == (1.0, "unknown", (), "")
     assert heat.in_records_per_s == pytest.approx(0.1, abs=0.02)
-
-
-def test_the_keys_of_a_shard_that_cannot_be_hot_are_not_weighed():
-    heat = Reading().read(120.0, mixed({"hot": 0.9}, count=30))
-
-    assert heat.load == pytest.approx(0.15, rel=0.05)
-    assert (heat.routing, heat.keys, heat.split_at) == ("unknown", (), "")
-
-
-def test_most_pages_are_counted_and_not_looked_into():
-    """The cost is a second's, however fast a shard is read."""
-    reading, looked_into = Reading(), []
-
-    class Page(list):
-        def __getitem__(self, index):
-            looked_into.extend([index] if index > 0 else [])
-            return super().__getitem__(index)
-
-    reading.read(60.0, lambda at: Page([record("k", 100, at)] * 50), every_s=0.01)
-
-    pages = SAMPLES_A_WINDOW / SAMPLES_A_PAGE + 1
-    assert len(looked_into) <= pages * (SAMPLES_A_PAGE + 1)
-    assert reading.read(60.0, mixed({"k": 1.0}, count=200)).in_records_per_s > 1_000
 
 
 LOWER = HashRange(0, HASH_KEY_MAX // 4)

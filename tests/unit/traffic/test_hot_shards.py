@@ -6,7 +6,6 @@ import pytest
 from kclrun.model.quotas import SHARD_READ_BYTES_MAX, SHARD_WRITE_BYTES_MAX, SHARD_WRITE_RECORDS_MAX
 from kclrun.traffic.hot_keys import HotKey, ShardHeat
 from kclrun.traffic.hot_shards import (
-    HELPED_MAX,
     Cooled,
     Heated,
     HotShard,
@@ -62,23 +61,6 @@ def test_a_shard_near_a_limit_is_hot(shards, fields, words):
     assert shards.hot == {SHARD: change.hot}
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"in_bytes_per_s": 0.79 * SHARD_WRITE_BYTES_MAX},
-        {"in_records_per_s": 0.79 * SHARD_WRITE_RECORDS_MAX},
-        # Applications that share a shard meet each other; while none is behind, nothing is lost.
-        {"throttled": 0.9, "behind_ms": 9_999},
-        {"throttled": 0.33, "behind_ms": 3_600_000},
-        # A backlog is read as fast as it goes.
-        {"read_bytes_per_s": SHARD_READ_BYTES_MAX, "behind_ms": 3_600_000},
-    ],
-)
-def test_other_shards_are_not(shards, fields):
-    assert looked(shards, heat(**fields)) == []
-    assert shards.hot == {}
-
-
 def test_the_beginning_and_the_end_are_said_once_each(shards):
     said = [
         len(looked(shards, full(share))) for share in (0.5, 0.85, 0.95, 0.75, 0.61, 0.85, 0.7, 0.62)
@@ -89,13 +71,6 @@ def test_the_beginning_and_the_end_are_said_once_each(shards):
     assert end == Cooled(SHARD, "0.62 MB/s and 10 records/s in")
     assert looked(shards, full(0.75)) == [], "it has to come near the limit again"
     assert len(looked(shards, full(0.85))) == 1
-
-
-def test_the_advice_follows_the_measurement_while_the_shard_is_hot(shards):
-    looked(shards, full(split_at="7"))
-    looked(shards, full(split_at="8"))
-
-    assert "split at hash key 8" in shards.hot[SHARD].advice
 
 
 def test_a_traffic_that_is_not_known_now_ends_nothing_and_a_lease_that_left_is_forgotten(shards):
@@ -160,12 +135,6 @@ def test_where_a_split_helps_the_advice_has_the_whole_command():
     )
 
 
-def test_of_several_streams_the_command_names_the_one_of_the_shard():
-    words = reported(full(split_at="7"), "123456789012:clicks:1700000000:shardId-000000000001")
-
-    assert "--stream-name clicks --shard-to-split shardId-000000000001 " in words
-
-
 def test_a_key_with_most_of_the_bytes_cannot_be_split_and_is_named_by_its_hash_key():
     words = reported(full(keys=(HotKey(HASH, 0.71),), split_at="7", split_share=0.8))
 
@@ -173,13 +142,6 @@ def test_a_key_with_most_of_the_bytes_cannot_be_split_and_is_named_by_its_hash_k
         f"the partition key with hash key {HASH} carries 71% (± 4): splitting cannot help, because"
         " a key is in one shard. Spread it over several partition keys"
     )
-
-
-def test_a_key_that_leaves_enough_to_others_is_split_off():
-    words = reported(full(keys=(HotKey(HASH, HELPED_MAX),), split_at="7", split_share=0.8))
-
-    assert words.startswith("split at hash key 7: 80% of the bytes on one side, 20% on the other")
-    assert "a heavy key keeps the rest together" in words
 
 
 def test_hidden_hash_keys_are_said_instead_of_a_position():

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from kclrun.model.time import Instant
-from kclrun.traffic.scaling import BEHIND_MS, CATCH_UP_S, MachineLook, WorkersNeeded
+from kclrun.traffic.scaling import CATCH_UP_S, MachineLook, WorkersNeeded
 
 EVERY_S = 20.0
 AT_TIP = {"a": 0, "b": 0}
@@ -28,28 +28,6 @@ def needed(shares, *, lags=None, workers=4, leases=100, leases_max=64):
             )
         )
     return counted.count
-
-
-@pytest.mark.parametrize(
-    ("shares", "how", "count"),
-    [
-        pytest.param([], {}, None, id="before the first look nothing is known"),
-        pytest.param([None, None], {}, None, id="without a share of CPU nothing is known"),
-        pytest.param([0.5], {"leases": 0}, None, id="without a lease nobody is needed for any"),
-        pytest.param([None, 0.9], {}, 6, id="a look without CPU counts for nothing"),
-        pytest.param([0.75], {}, 4, id="a good load is left as it is"),
-        pytest.param([0.76], {}, 6, id="above it, workers come up to the target"),
-        pytest.param([0.38], {}, 4, id="a worker leaves only if the others stay below a half"),
-        pytest.param([0.37], {}, 3, id="and then it leaves"),
-        pytest.param([0.0], {"leases": 64}, 1, id="one stays, whatever the load"),
-        pytest.param([0.9], {"leases": 5}, 5, id="a worker beyond the leases would have none"),
-        pytest.param([0.1], {"leases_max": 40}, 3, id="all leases have a place"),
-        pytest.param([0.4, 0.8], {}, 4, id="it is the mean of the last looks"),
-        pytest.param([1.0] + [0.5] * 7, {}, 4, id="a look of two minutes ago is no longer one"),
-    ],
-)
-def test_the_number_follows_cpu_within_a_band(shares, how, count):
-    assert needed(shares, **how) == count
 
 
 def behind(growth, first_s=300.0):
@@ -90,13 +68,6 @@ def test_a_lag_is_to_be_gone_within_a_quarter_of_an_hour():
     # Twice as far behind: 1.5 * 40 = 60.
     assert needed([0.85] * 6, lags=lambda at: {k: 2 * v for k, v in lags(at).items()},
                   workers=40) == 60  # fmt: skip
-
-
-def test_a_lease_that_came_meanwhile_has_no_slope_yet():
-    def lags(at):
-        return {"old": 0} | ({"new": 10 * BEHIND_MS} if at else {})
-
-    assert needed([1.0] * 2, lags=lags, workers=10) == 17  # by CPU alone
 
 
 def test_work_that_a_new_worker_took_over_is_not_counted_for_it_again():
@@ -178,19 +149,6 @@ class Day:
 
 def peak(base, top, at_h=14.0, width_h=2.0):
     return lambda at: base + (top - base) * math.exp(-(((at / 3600 - at_h) / width_h) ** 2))
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_day_with_a_peak_adds_workers_once_and_removes_them_once(seed):
-    """From 2 to 14 cores of work, with 10 % of noise. Nothing comes and goes and comes again."""
-    day = Day(peak(2.0, 14.0), shards=24, machines=2, seed=seed).run()
-
-    directions = [change > 0 for _, change in day.changes]
-    assert directions == sorted(directions, reverse=True), day.changes
-    # 14 cores are 12 machines at 60 %.
-    assert day.machines_max in {11, 12, 13}
-    assert day.machines <= 3
-    assert day.lag_s_max < 60
 
 
 def test_a_burst_is_met_within_minutes_and_the_lag_is_gone_within_the_quarter_of_an_hour():

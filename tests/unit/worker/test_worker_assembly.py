@@ -4,18 +4,14 @@ import msgspec
 import pytest
 
 from kclrun.model.lease import Lease
-from kclrun.model.policies import CheckpointPolicy
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.wire import WireEndpoint
 from kclrun.worker import main
-from kclrun.worker.delivery_queue import QueueLimits
 from kclrun.worker.main import (
     expiry_watch,
     hash_range,
-    lease_policy,
     pacing,
-    queue_limits,
     services,
     table_endpoint,
 )
@@ -71,53 +67,7 @@ def test_reading_follows_the_start_command():
     assert [watch.is_listing_due(now) for now in (106.9, 107.0)] == [False, True]
 
 
-@pytest.mark.parametrize(("start", "end"), [(None, None), ("0", None), (None, "9")])
-def test_a_shard_whose_hash_range_is_not_known_whole_has_none(start, end):
-    spec = msgspec.structs.replace(SPEC, hash_range_start=start, hash_range_end=end)
-
-    assert hash_range(spec) is None
-
-
 def test_a_hash_range_travels_in_decimal():
     spec = msgspec.structs.replace(SPEC, hash_range_start="0", hash_range_end=str(HASH_KEY_MAX))
 
     assert hash_range(spec) == HashRange(0, HASH_KEY_MAX)
-
-
-@pytest.mark.parametrize(("batch_max", "cap", "expected"), [(10, 1000, 10), (1000, 10, 5)])
-def test_two_batches_fit_below_the_cap_of_uncheckpointed_records(batch_max, cap, expected):
-    spec = msgspec.structs.replace(
-        SPEC,
-        fetch=msgspec.structs.replace(SPEC.fetch, batch_max=batch_max, buffer_bytes=7),
-        checkpoint=msgspec.structs.replace(SPEC.checkpoint, uncheckpointed_max=cap),
-    )
-
-    assert queue_limits(spec) == QueueLimits(buffer_bytes=7, batch_max=expected)
-
-
-@pytest.mark.parametrize("flag", [False, True])
-def test_the_core_is_told_what_the_start_command_says(flag):
-    spec = msgspec.structs.replace(
-        SPEC,
-        seen_counter=7,
-        expires_instant=8.0,
-        has_waited=flag,
-        others_in_sight=not flag,
-        checkpoint=CheckpointPolicy(mode="manual", every_s=3.0, uncheckpointed_max=50),
-    )
-
-    policy = lease_policy(spec)
-
-    assert (policy.key, policy.me, policy.seen_counter) == ("s0", "kclrun::h:n", 7)
-    assert (policy.expires_instant, policy.failover_s) == (8.0, 10.0)
-    assert (policy.has_waited, policy.others_in_sight) == (flag, not flag)
-    assert policy.checkpoint is spec.checkpoint
-
-
-def test_the_keys_of_a_shard_are_measured_unless_the_window_is_nothing():
-    without = msgspec.structs.replace(SPEC.fetch, hot_window_s=0.0)
-    meter = main.key_meter(SPEC)
-
-    assert main.key_meter(msgspec.structs.replace(SPEC, fetch=without)) is None
-    assert meter is not None
-    assert (meter._window_s, meter._hash_range) == (60.0, main.hash_range(SPEC))

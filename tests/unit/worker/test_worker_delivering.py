@@ -9,7 +9,6 @@ import pytest
 from kclrun.codec.values import decoding
 from kclrun.errors import (
     FailedRecords,
-    HaltShard,
     HostFailed,
     LeaseLost,
     LetterTooLarge,
@@ -27,7 +26,6 @@ from kclrun.processor import RecordProcessor
 from kclrun.protocol.reports import (
     ProcessorFailed,
     ProcessorRaised,
-    ProcessorRecovered,
     RecordGivenUp,
 )
 from kclrun.worker.delivery_queue import CheckpointCalls, Page
@@ -135,34 +133,6 @@ def start():
         assert not main.thread.is_alive()
 
 
-def test_a_batch_is_announced_processed_and_its_rows_ended(start):
-    main = start().begin(page(11, 12, last=19))
-
-    assert main.wait_for(events.BatchProcessed) == events.BatchProcessed(p(19))
-
-    assert main.of(events.BatchDelivered) == [events.BatchDelivered(p(19), 2, 2)]
-    assert main.processor.batches == [[11, 12]]
-    assert main.rows.calls == ["begin", ("end", "19")]
-
-
-@pytest.mark.parametrize(
-    "error", [ValueError("x"), SystemExit(1), KeyboardInterrupt(), BaseException("cancelled")]
-)
-def test_what_raises_is_given_again_and_its_rows_taken_back(start, error):
-    main = start(error).begin(page(11, 12))
-
-    main.wait_for(events.BatchProcessed)
-
-    assert main.processor.batches == [[11, 12], [11, 12]]
-    assert main.rows.calls == ["begin", ("take back", None), "begin", ("end", "12")]
-    raised, recovered = main.reported
-    assert (raised.where, raised.attempts, raised.pause_s) == ("process_records", 1, 0.0)
-    assert raised.raised_at.endswith(" in _step")
-    assert raised.record == "not known: one of 2, from 11 to 12"
-    assert recovered == ProcessorRecovered("process_records", 2)
-    assert len(main.of(events.BatchDelivered)) == 1
-
-
 def test_after_its_retries_the_batch_is_given_up_and_nothing_after_it_starts(start):
     main = start(*[ValueError("x")] * 9, retries=2).begin(page(11), page(12))
 
@@ -179,22 +149,6 @@ def test_after_its_retries_the_batch_is_given_up_and_nothing_after_it_starts(sta
     )
     assert failure.position == p(11)
     assert main.of(events.BatchProcessed) == []
-
-
-def test_the_same_failure_is_reported_in_full_once_and_another_one_again(start):
-    errors = [ValueError("x"), ValueError("x"), KeyError("y"), KeyError("y")]
-    main = start(*errors, retries=3).begin(page(11))
-
-    failure = main.wait_for(ProcessorFailed)
-
-    assert [(each.error, bool(each.traceback_text)) for each in main.reported] == [
-        ("ValueError: x", True),
-        ("ValueError: x", False),
-        ("KeyError: 'y'", True),
-    ]
-    assert (failure.error, failure.traceback_text) == ("KeyError: 'y'", "")
-    assert "test_worker_delivering.py" in failure.raised_at
-    assert failure.record == "1 of 1, at 11"
 
 
 class Letters:
@@ -219,29 +173,6 @@ def poisoned(*numbers):
                 raise ValueError(f"bad {record.sequence_number}")
 
     return [step] * 99
-
-
-def test_a_record_at_fault_is_buried_and_the_batch_is_processed_around_it(start):
-    letters = Letters()
-    main = start(*poisoned(13), retries=1, then="dead-letter", keep_letter=letters)
-    main.begin(page(11, 12, 13, 14, last=19))
-
-    main.until_processed(19)
-
-    assert main.processor.batches == [[11, 12, 13, 14]] * 2 + [[11, 12], [13], [14]]
-    assert letters.kept == [(13, "ValueError: bad 13", 3)]
-    # What is done with counts as processed at once: a stop in between checkpoints it.
-    processed = [each.last for each in main.of(events.BatchProcessed)]
-    assert processed == [p(12), p(13), p(19)]
-    # The rows of each part belong to the place that it reaches.
-    ends = [call for call in main.rows.calls if call != "begin"]
-    assert ends == [("take back", None)] * 2 + [("end", "12"), ("take back", None), ("end", "19")]
-    repeated, apart, given_up, recovered = main.reported
-    assert (repeated.attempts, repeated.pause_s, repeated.record) == (1, 0.0, "3 of 4, at 13")
-    assert (apart.attempts, apart.traceback_text) == (2, "")
-    assert given_up.raised_at.endswith(" in step")
-    assert (given_up.position, given_up.calls, given_up.is_skipped) == (p(13), 3, False)
-    assert recovered == ProcessorRecovered("process_records", 4)
 
 
 def test_a_record_that_cannot_be_decoded_is_buried_with_its_reason_and_without_repetition(start):
@@ -337,23 +268,6 @@ def test_a_stop_during_the_search_leaves_the_batch_unprocessed(start):
     assert (letters.kept, main.of(events.BatchProcessed)) == ([], [])
 
 
-def test_the_last_checkpoint_covers_nothing_of_a_batch_that_was_left_undone(start):
-    """`shutdown_requested` checkpoints all that was given; the last batch raised until the stop."""
-
-    def stops(_checkpointer, _batch):
-        main.queue.stop_delivery()
-        raise ValueError("x")
-
-    main = start(None, stops, lambda checkpointer, _: checkpointer.checkpoint(), retries=9)
-    main.begin(page(11), page(12))
-    main.wait_for(events.DeliveryStopped)
-
-    main.queue.call(commands.CallShutdownRequested())
-    main.wait_for(events.CallReturned, 2)
-
-    assert [each.position for each in main.of(events.CheckpointRequested)] == [p(11)]
-
-
 def test_user_code_names_the_records_that_failed_and_the_rows_of_the_others_stay(start):
     def names_the_second(_checkpointer, batch):
         raise FailedRecords([record for record in batch if record.sequence_number == "12"], "no")
@@ -396,14 +310,6 @@ def test_a_checkpoint_inside_the_batch_is_not_given_again_to_the_search(start):
 
     assert main.processor.batches == [[11, 12, 13, 14], [13], [14]]
     assert [number for number, _, _ in letters.kept] == [14]
-
-
-def test_user_code_halts_its_shard_with_its_own_reason(start):
-    main = start(HaltShard("the account is closed"), then="skip").begin(page(11))
-
-    failure = main.wait_for(ProcessorFailed)
-
-    assert (failure.error, failure.attempts) == ("the account is closed", 1)
 
 
 def test_user_code_has_its_batch_again_later(start):
@@ -494,42 +400,6 @@ def test_a_failure_that_is_given_up_at_once_brings_its_traceback(start):
     main = start(ValueError("x"), retries=0).begin(page(11))
 
     assert "ValueError: x" in main.wait_for(ProcessorFailed).traceback_text
-
-
-def test_a_setting_that_user_code_needs_is_not_waited_for(start):
-    main = start(*[SettingsError("emit() needs output.path")] * 9).begin(page(11))
-
-    assert main.wait_for(ProcessorFailed).attempts == 1
-    assert main.reported == []
-
-
-def test_records_count_as_processed_once_their_batch_has_returned(start):
-    main = start(ValueError("x"), retries=3).begin(page(11, 12))
-
-    main.wait_for(events.BatchProcessed)
-
-    assert (main.queue.view().records_total, main.queue.view().batches_total) == (2, 1)
-
-
-def test_records_of_a_batch_that_is_given_up_do_not_count(start):
-    main = start(*[ValueError("x")] * 9, retries=2).begin(page(11, 12))
-
-    main.wait_for(ProcessorFailed)
-
-    assert main.queue.view().records_total == 0
-
-
-def test_what_a_checkpoint_covers_is_not_given_again(start):
-    def checkpoint_then_raise(checkpointer, batch):
-        checkpointer.checkpoint(batch[1])
-        raise ValueError("after the checkpoint")
-
-    main = start(checkpoint_then_raise).begin(page(11, 12, 13))
-
-    main.wait_for(events.BatchProcessed)
-
-    assert main.processor.batches == [[11, 12, 13], [13]]
-    assert ("take back", "12") in main.rows.calls
 
 
 def test_a_batch_that_is_covered_wholly_is_not_given_again_at_all(start):
@@ -766,23 +636,6 @@ def test_what_the_host_lacks_at_the_start_ends_the_process_and_never_halts_the_l
     assert "initialize failed: " in str(main.wait_for(HostFailed))
     assert main.reported == []
     assert main.of(ProcessorFailed) == []
-
-
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError()])
-def test_what_the_host_lacks_at_records_is_reported_as_what_another_host_may_have(start, error):
-    main = start(error, error, retries=1).begin(page(11), page(12))
-
-    failure = main.wait_for(ProcessorFailed)
-
-    assert (failure.where, failure.attempts, failure.is_host_fault) == ("process_records", 2, True)
-    assert main.processor.batches == [[11]] * 2
-    assert main.of(HostFailed) == []
-
-
-def test_what_user_code_raises_of_its_own_is_none_of_the_host(start):
-    main = start(ValueError("x"), retries=0).begin(page(11))
-
-    assert not main.wait_for(ProcessorFailed).is_host_fault
 
 
 def test_the_cause_of_an_error_counts_as_the_error_does(start):

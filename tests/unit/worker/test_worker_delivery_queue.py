@@ -10,7 +10,6 @@ from kclrun.lease.commands import (
     AllowDelivery,
     AnswerCheckpoint,
     CallLeaseLost,
-    CallShardEnded,
     CallShutdownRequested,
     CheckpointAnswer,
 )
@@ -116,17 +115,6 @@ def queue(clock):
     return watched(QueueLimits(buffer_bytes=20 * (5 + RECORD_OVERHEAD_BYTES), batch_max=3), clock)
 
 
-def test_a_page_is_cut_into_batches_that_end_where_they_end(queue):
-    queue.allow_delivery(permit())
-    queue.put(page(1, 2, 3, 4, 5, last=9))
-
-    first, second = queue.next_task(), queue.next_task()
-
-    assert (numbers(first), first.last.sequence_number, first.payload_bytes) == ([1, 2, 3], "3", 15)
-    assert (numbers(second), second.last.sequence_number) == ([4, 5], "9")
-    assert queue.view().is_empty
-
-
 @pytest.mark.parametrize(
     ("cuts", "ends"),
     [
@@ -221,20 +209,6 @@ def test_pages_without_records_take_the_room_of_one_and_pass_the_position_of_the
     assert [queue.next_task().last.sequence_number for _ in range(3)] == ["1", "999", "1000"]
 
 
-def test_records_without_an_arrival_time_wait_since_an_unknown_time(queue):
-    queue.put(page(1))
-
-    assert queue.view().unprocessed_since is None
-
-
-def test_a_page_that_fits_is_handed_on_as_it_is(queue):
-    queue.allow_delivery(permit())
-    whole = page(1, 2)
-    queue.put(whole)
-
-    assert queue.next_task().records is whole.records
-
-
 def test_the_permit_bounds_where_a_batch_starts_and_how_far_it_reaches(queue):
     queue.put(page(1, 2, 3, 4, 5))
     queue.allow_delivery(permit(below=2, most=2))
@@ -247,60 +221,9 @@ def test_the_permit_bounds_where_a_batch_starts_and_how_far_it_reaches(queue):
     assert numbers(main.result()) == [3, 4]
 
 
-def test_one_batch_a_checkpoint_may_still_be_a_whole_batch(queue):
-    queue.put(page(1, 2, 3))
-    queue.allow_delivery(permit(below=1, most=100))
-
-    assert numbers(queue.next_task()) == [1, 2, 3]
-
-
-def test_a_page_without_records_passes_a_reached_cap(queue):
-    queue.allow_delivery(permit(below=0, most=0))
-    queue.put(page(last=9))
-
-    assert queue.next_task() == Batch((), ExtendedSequenceNumber("9"), 0, 7)
-
-
-def test_the_end_comes_after_all_pages_and_once(queue):
-    queue.allow_delivery(permit())
-    queue.put(page(1))
-    queue.finish(())
-
-    assert numbers(queue.next_task()) == [1]
-    assert queue.next_task() == Exhausted(())
-    main = Taking(queue.next_task)
-    queue.close()
-    assert main.result() == QueueClosed()
-
-
-def test_a_full_queue_makes_the_fetcher_wait_until_a_page_is_taken(queue):
-    queue.allow_delivery(permit())
-    for n in range(7):
-        queue.put(page(*range(n * 3, n * 3 + 3)))
-    fetcher = Taking(lambda: queue.put(page(90)))
-    assert fetcher.waits_for(queue)
-
-    queue.next_task()
-
-    assert fetcher.result() is True
-
-
 def test_a_page_counts_with_its_payload_and_with_200_bytes_for_each_record():
     assert page(1, 2, 3).bytes_held == 15 + 3 * 200
     assert page(last=1).bytes_held == 0
-
-
-@pytest.mark.parametrize(
-    ("batch_max", "records", "is_full"),
-    [(3, 29_999, False), (3, 30_000, True), (40_000, 39_999, False), (40_000, 40_000, True)],
-)
-def test_a_queue_is_full_at_30000_records_or_at_a_whole_batch(clock, batch_max, records, is_full):
-    queue = DeliveryQueue(QueueLimits(buffer_bytes=10**9, batch_max=batch_max), clock)
-    record = Record(b"", "k", "1")
-    queue.put(Page([record] * records, ExtendedSequenceNumber("1"), 0, 7))
-
-    assert queue.records_ahead_max == max(30_000, batch_max)
-    assert queue._is_full() == is_full
 
 
 @pytest.mark.parametrize(("buffer_bytes", "is_full"), [(411, False), (410, True)])
@@ -352,18 +275,6 @@ def test_a_closed_queue_takes_no_page_and_pauses_no_longer(queue):
     assert queue.pause(60.0) is False
 
 
-def test_a_pause_ends_with_the_close(queue):
-    fetcher = Taking(lambda: queue.pause(HUNG_S))
-
-    queue.close()
-
-    assert fetcher.result() is False
-
-
-def test_a_pause_lasts_as_long_as_it_says(queue):
-    assert queue.pause(0.01) is True
-
-
 def test_a_stop_asked_while_the_main_thread_waits_is_found_at_once(queue):
     main = Taking(queue.next_task)
 
@@ -385,35 +296,6 @@ def test_a_stop_asked_while_the_main_thread_is_busy_is_found_when_it_returns(que
     assert main.waits_for(queue)
     queue.close()
     main.result()
-
-
-def test_a_call_that_has_not_begun_is_withdrawn_with_the_permit(queue):
-    queue.call(CallShardEnded())
-    queue.stop_delivery()
-    assert queue.next_task() == ConfirmStop()
-
-    queue.call(CallLeaseLost())
-
-    assert queue.next_task() == CallLeaseLost()
-
-
-def test_calls_need_no_permit(queue):
-    queue.call(CallShutdownRequested())
-
-    assert queue.next_task() == CallShutdownRequested()
-
-
-def test_after_a_batch_was_given_up_none_starts_whatever_the_permit_says(queue):
-    queue.allow_delivery(permit())
-    queue.put(page(1))
-    queue.halt()
-    queue.allow_delivery(permit())
-    main = Taking(queue.next_task)
-    assert main.waits_for(queue)
-
-    queue.stop_delivery()
-
-    assert main.result() == ConfirmStop()
 
 
 def test_past_the_fence_no_batch_starts_until_it_is_renewed_and_none_is_dropped(queue, clock):
@@ -451,10 +333,6 @@ def test_a_retry_is_called_off_when_delivery_is_stopped(queue, stop, is_batch):
     stop(queue)
 
     assert main.result() is False
-
-
-def test_a_call_may_be_repeated_without_a_permit(queue):
-    assert queue.may_try_again(0.0, is_batch=False) is True
 
 
 def calls(is_over=lambda: False):
@@ -505,20 +383,6 @@ def test_an_inbox_gives_what_was_posted_once_in_order_and_never_waits():
     assert not is_readable()
     assert inbox.take() == []
     inbox.close()
-
-
-def test_the_time_in_user_code_is_counted(queue, clock):
-    queue.allow_delivery(permit())
-    queue.put(page(1))
-    queue.next_task()
-    assert queue.view().busy_since == 100.0
-    clock.now = 103.0
-    queue.stop_delivery()
-    queue.next_task()
-
-    view = queue.view()
-
-    assert (view.busy_since, view.processing_s_total, view.last_batch_instant) == (0.0, 3.0, 103.0)
 
 
 # Queues of a shared process: one turn.

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from kclrun.aws.fan_out import POLLING_NOTICED_S, FanOut
+from kclrun.aws.fan_out import FanOut
 from kclrun.errors import AccessDenied, MalformedBody, NotFound, Unavailable
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
@@ -107,19 +107,6 @@ def fan_out(*answers):
     )
 
 
-def test_it_subscribes_where_polling_stands_and_not_before_a_page_was_polled():
-    fan, subscriber, _ = fan_out([event(1)])
-
-    assert not fan.takes_over(BEGINNING)
-    fan.polled()
-    assert not fan.takes_over(None)
-    assert fan.takes_over(BEGINNING)
-    assert fan.takes_over(StartPoint(AFTER, "1"))
-    assert subscriber.starts == [BEGINNING]
-    assert fan.next_page() == event(1)
-    assert fan.pause_s(1.0) == 0.0
-
-
 @pytest.mark.parametrize(
     "trouble",
     [
@@ -167,18 +154,6 @@ def test_a_subscription_whose_events_drip_is_left_for_polling_with_a_word():
     assert fan.takes_over(StartPoint(AFTER, "2"))
 
 
-def test_a_moment_without_an_event_is_no_silence():
-    fan, _, _ = fan_out([SILENCE_MAX_S / 2, event(1), SILENCE_MAX_S / 2, event(2)])
-    fan.polled()
-
-    found = []
-    for _ in range(4):
-        assert fan.takes_over(BEGINNING)
-        found.append(fan.next_page())
-
-    assert found == [None, event(1), None, event(2)]
-
-
 def test_after_five_minutes_it_subscribes_again_at_once_where_it_stands():
     fan, subscriber, _ = fan_out([event(1), END], [event(2)])
     fan.polled()
@@ -206,23 +181,6 @@ def test_a_subscription_is_replaced_before_the_service_ends_it():
     assert fan.next_page() == event(2)
 
 
-def test_a_longer_time_of_polling_is_reported_once_and_its_end_too():
-    denied = AccessDenied("SubscribeToShard: no permission")
-    fan, subscriber, warnings = fan_out(denied, denied, denied, [event(1)])
-    fan.polled()
-    for _ in range(3):
-        assert not fan.takes_over(BEGINNING)
-        subscriber.clock.at += 60.0
-
-    assert len(warnings) == 1
-    assert "records come by polling meanwhile" in warnings[0]
-    assert "no permission" in warnings[0]
-    assert fan.takes_over(BEGINNING)
-    fan.next_page()
-    assert len(warnings) == 2
-    assert "works again" in warnings[1]
-
-
 def test_a_refusal_that_an_operator_must_end_is_reported_at_once():
     """The next try comes after a minute: until then nothing else would say that it polls."""
     fan, _, warnings = fan_out(AccessDenied("SubscribeToShard: no permission"))
@@ -232,30 +190,6 @@ def test_a_refusal_that_an_operator_must_end_is_reported_at_once():
 
     (warning,) = warnings
     assert "no permission" in warning
-
-
-def test_what_settles_within_two_of_the_services_five_seconds_is_not_told():
-    fan, subscriber, warnings = fan_out(IN_USE, IN_USE, [event(1)])
-    fan.polled()
-    began = subscriber.clock.at
-    while not fan.takes_over(BEGINNING):
-        subscriber.clock.at += fan.pause_s(60.0)
-
-    fan.next_page()
-
-    assert subscriber.clock.at - began < POLLING_NOTICED_S
-    assert warnings == []
-
-
-def test_closing_ends_the_subscription_and_may_be_repeated():
-    fan, subscriber, _ = fan_out([event(1)])
-    fan.polled()
-    fan.takes_over(BEGINNING)
-
-    fan.close()
-    fan.close()
-
-    assert subscriber.made[0].is_closed
 
 
 # The whole thread.

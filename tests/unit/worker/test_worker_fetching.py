@@ -74,12 +74,6 @@ def test_an_expired_iterator_goes_on_after_the_last_record_received(shard):
     assert fetching.warnings == []
 
 
-def test_empty_pages_while_behind_do_not_idle(shard):
-    shard.behind = 60_000
-    with Fetching(shard, pacing=Pacing(30.0, floor_s=0.001)):
-        until(lambda: len(shard.fetched_at) >= 20)
-
-
 def test_an_empty_page_at_the_tip_idles(shard):
     with Fetching(shard, pacing=Pacing(0.3, floor_s=0.001)) as fetching:
         until(lambda: len(shard.fetched_at) >= 2)
@@ -97,21 +91,6 @@ def test_a_shard_that_trickles_is_read_no_more_often_than_every(shard):
 
     gaps = [after - before for before, after in itertools.pairwise(shard.fetched_at)]
     assert min(gaps) >= 0.049
-
-
-def test_the_tip_is_announced_when_it_is_reached_and_again_after_records(shard):
-    last = shard.put(b"a")
-    with Fetching(shard) as fetching:
-        assert fetching.payloads(1) == [b"a"]
-        until(lambda: len(fetching.tips) == 1)
-        seen = len(shard.fetched_at)
-        until(lambda: len(shard.fetched_at) >= seen + 3)
-        assert [each.sequence_number for each in fetching.tips] == [last]
-
-        last = shard.put(b"b")
-        assert fetching.payloads(1) == [b"b"]
-        until(lambda: len(fetching.tips) == 2)
-    assert fetching.tips[-1].sequence_number == last
 
 
 def test_throttling_keeps_the_iterator_and_is_no_outage(shard):
@@ -193,22 +172,6 @@ def test_after_a_failed_request_no_answer_is_awaited(shard):
         until(lambda: fetching.thread.view.asking_since_instant == 0.0)
 
         assert len(shard.fetched_at) == 1
-
-
-def test_a_checkpoint_inside_an_aggregate_reads_on_inside_it(shard):
-    users = [(f"k{n}", b"%d" % n, None) for n in range(4)]
-    number = shard.put(build_aggregate(users))
-    shard.put(b"after")
-
-    with Fetching(
-        shard,
-        start=StartPoint(IteratorType.AT_SEQUENCE_NUMBER, number),
-        checkpoint=ExtendedSequenceNumber(number, 1),
-    ) as fetching:
-        batch = fetching.task()
-
-    assert [record.data for record in batch.records] == [b"2", b"3", b"after"]
-    assert batch.records[0].position == ExtendedSequenceNumber(number, 2)
 
 
 def test_a_page_wholly_at_the_checkpoint_is_left_out(shard):
@@ -340,26 +303,6 @@ def test_a_listing_that_fails_is_no_evidence_and_is_made_again(shard):
         assert fetching.task().is_expired
 
     assert shard.listings == 4
-
-
-def test_a_not_found_of_a_shard_that_is_listed_is_waited_out_with_a_new_iterator(shard):
-    shard.put(b"a")
-    shard.trouble.extend([NotFound("which shard?")] * 5)
-
-    with Fetching(shard, expiry_apart_s=0.0) as fetching:
-        assert fetching.payloads(1) == [b"a"]
-
-    assert len(shard.starts) == 6
-    assert shard.listings == 5
-
-
-def test_the_shards_are_listed_once_in_a_failover_however_often_the_shard_is_not_found(shard):
-    shard.trouble.extend([NotFound("which shard?")] * 50)
-
-    with Fetching(shard, expiry_apart_s=60.0):
-        until(lambda: not shard.trouble)
-
-    assert shard.listings == 1
 
 
 def test_a_page_of_tiny_user_records_is_laid_down_in_parts_as_there_is_room():

@@ -30,13 +30,12 @@ from kclrun.model.lease import OFFERED, Lease
 from kclrun.model.policies import CheckpointPolicy
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, HashRange, Shard
-from kclrun.model.wire import WireEndpoint
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from kclrun.protocol.status import WorkerState
 from kclrun.protocol.writes import Applied, Throttled
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
-from kclrun.worker.fetching import LOOK_S_MAX, FetchView, FetchWatch, silence_max_s
+from kclrun.worker.fetching import LOOK_S_MAX, FetchView, FetchWatch
 from kclrun.worker.lease_thread import LeaseThread, ManagerChannel, Reporter
 from kclrun.worker.sharing import rest_together_s
 from tests.patience import HUNG_S, until
@@ -678,20 +677,6 @@ def watched(silence_max_s=10.0):
     return watch, lambda since: views.__setitem__(0, FetchView(asking_since_instant=since))
 
 
-def test_answers_that_come_are_no_silence():
-    watch, ask = watched()
-    for second in range(100):
-        ask(1000.0 + second)
-        assert watch.look(1000.0 + second) is None
-
-
-def test_waiting_between_requests_is_no_silence():
-    watch, ask = watched()
-    ask(0.0)
-
-    assert [watch.look(1000.0 + second) for second in range(100)] == [None] * 100
-
-
 def test_one_request_is_waited_for_as_long_as_its_time_outs_allow():
     watch, ask = watched()
     ask(1000.0)
@@ -710,9 +695,3 @@ def test_a_lease_thread_that_stood_still_itself_does_not_count_that_time():
     assert watch.look(1600.0 + LOOK_S_MAX) is None
     # Looks that are far apart count four seconds each.
     assert [watch.look(1700.0 + 100 * n) is None for n in range(3)] == [True, True, False]
-
-
-def test_the_silence_allowed_follows_the_time_outs():
-    endpoint = WireEndpoint("http://x", "r", "r", connect_timeout_s=2.0, read_timeout_s=5.0)
-
-    assert silence_max_s(endpoint) == 12 * 7.0

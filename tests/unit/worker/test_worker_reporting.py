@@ -71,23 +71,6 @@ def test_a_claimed_lease_shows_its_counter_its_checkpoint_and_its_fence(slot):
     assert shown.state == WorkerState.PROCESSING
 
 
-def test_sentinels_are_positions_of_no_record(slot):
-    slot.fetch = FetchView(fetched=TRIM_HORIZON)
-
-    shown = slot.shown(Driver(position=TRIM_HORIZON).begin())
-
-    assert (shown.fetched, shown.processed) == (None, None)
-    assert shown.checkpointed == TRIM_HORIZON
-
-
-def test_how_far_behind_is_unknown_until_an_answer_says_it(slot):
-    slot.fetch = FetchView()
-    assert slot.shown(Driver().begin()).millis_behind_latest == -1
-
-    slot.fetch = FetchView(millis_behind_latest=0)
-    assert slot.shown(Driver().begin()).millis_behind_latest == 0
-
-
 def test_at_the_tip_is_who_has_fetched_processed_and_delivered_all(slot):
     driver = Driver().begin()
     assert slot.shown(driver).at_tip
@@ -96,24 +79,6 @@ def test_at_the_tip_is_who_has_fetched_processed_and_delivered_all(slot):
     assert not slot.shown(driver).at_tip, "a batch is with user code"
     driver.happen(events.BatchProcessed(p(20)))
     assert slot.shown(driver).at_tip
-
-
-@pytest.mark.parametrize(
-    ("fetch", "queue"),
-    [
-        (msgspec.structs.replace(AT_TIP, at_tip=False), {}),
-        # The batch is off the queue, and its event still on its way to the lease thread.
-        (msgspec.structs.replace(AT_TIP, fetched=p(20)), {}),
-        (AT_TIP, {"is_empty": False}),
-        (AT_TIP, {"busy_since": 5.0}),
-    ],
-    ids=["more to read", "fetched and not processed", "a page waits", "user code runs"],
-)
-def test_what_is_left_to_do_is_not_the_tip(slot, fetch, queue):
-    slot.fetch = fetch
-    slot.queue = msgspec.structs.replace(slot.queue, **queue)
-
-    assert not slot.shown(Driver().begin()).at_tip
 
 
 def test_a_shard_of_which_nothing_was_fetched_yet_may_be_at_its_tip(slot):
@@ -155,31 +120,6 @@ def test_records_that_no_checkpoint_covers_are_shown_as_undone(slot):
 
 
 @pytest.mark.parametrize(
-    "report",
-    [
-        reports.LeaseClaimed(6, p(10)),
-        reports.Checkpointed(p(20), 7),
-        reports.LeaseReleased(p(20), "offered"),
-        reports.ShardEnded(("s1",)),
-        reports.LeaseLost("taken"),
-        reports.StartUnclaimed("late"),
-        reports.GilHeld(3.0),
-        reports.RecordsExpired(p(20), "trimmed"),
-        reports.ProcessWarned("slow"),
-        reports.ProcessBroke("no room"),
-        reports.ProcessorFailed("initialize", "MemoryError", 1, is_host_fault=True),
-        reports.ProcessorFailed(
-            "process_records", "ValueError: x", 3, p(20), "tb", "a.py:1 in f", "1 of 1, at 20"
-        ),
-    ],
-    ids=lambda each: type(each).__name__,
-)
-def test_each_report_of_the_core_reaches_the_ring_and_rings(slot, report):
-    assert slot.reported(report) == report
-    assert slot.doorbell.answer()
-
-
-@pytest.mark.parametrize(
     ("tell", "transition"),
     [
         (lambda to: to.warn("slow"), reports.ProcessWarned("slow")),
@@ -212,17 +152,6 @@ class Outages:
         self.outage.end()
 
 
-def test_a_failure_that_the_next_try_repairs_is_no_outage():
-    outages = Outages()
-
-    outages.fail(0.0)
-    outages.fail(0.875)
-    outages.succeed(0.5)
-    outages.fail(0.0)
-
-    assert outages.warnings == []
-
-
 def test_an_outage_is_one_warning_once_it_lasts_and_one_with_its_length():
     outages = Outages()
 
@@ -233,14 +162,6 @@ def test_an_outage_is_one_warning_once_it_lasts_and_one_with_its_length():
     outages.succeed(6.0)
 
     assert outages.warnings[1:] == ["reading works again after 12.0 s"]
-
-
-def test_a_service_that_hangs_is_away_since_it_was_asked():
-    outages = Outages()
-
-    outages.fail(0.0, asked_s_ago=8.0)
-
-    assert len(outages.warnings) == 1
 
 
 def test_the_next_outage_is_counted_anew():

@@ -213,22 +213,6 @@ KINDS = pytest.mark.parametrize("kind", [Tasks, Threads])
 
 
 @KINDS
-def test_records_behind_one_that_is_held_are_done_and_leave_only_after_it(start, kind):
-    main = start(kind, held=[11]).begin(page(11, 12, 13, last=19))
-    main.held.until_began(11, 12, 13)
-    assert main.processed is None
-    main.held.gates[11].set()
-
-    main.until_processed(19)
-
-    assert main.rows.all == [11, 12, 13]
-    assert main.queue.view().records_total == 3
-    assert [change[:2] for change in main.rows.changes] == [
-        (str(number), name) for number in (11, 12, 13) for name in ("calls", "last")
-    ]
-
-
-@KINDS
 def test_a_record_sees_what_those_of_its_key_before_it_changed_committed_or_not(start, kind):
     main = start(kind, held=[11], retries=1)
     main.held.then[14] = [fails]
@@ -513,14 +497,3 @@ def test_calls_that_got_no_thread_of_their_host_are_closed_in_order():
     with pytest.raises(RuntimeError, match="can't start new thread"):
         runner.start([])
     runner.close()
-
-
-def test_the_oldest_call_is_what_user_code_is_busy_with(start):
-    main = start(Tasks, held=[11]).begin(page(11, 12))
-    main.held.until_began(11, 12)
-    assert main.queue.view().busy_since
-    main.held.gates[11].set()
-    main.until_processed(12)
-    main.queue.stop_delivery()
-    main.wait_for(events.DeliveryStopped)
-    assert not main.queue.view().busy_since
