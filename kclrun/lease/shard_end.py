@@ -12,7 +12,7 @@ from typing import Final, assert_never
 
 import msgspec
 
-from kclrun.lease.commands import ListShards, ReadRows, SendLateCheckpoint
+from kclrun.lease.commands import ExitCause, ListShards, ReadRows, SendLateCheckpoint
 from kclrun.lease.lease_writer import LeaseWriter
 from kclrun.lease.outputs import OutputCommits
 from kclrun.lease.policy import LeasePolicy
@@ -36,7 +36,13 @@ from kclrun.model.shard import ChildShard, Shard
 from kclrun.model.state import OF_PARENTS
 from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol import writes
-from kclrun.protocol.reports import LeaseReleased, RecordsExpired
+from kclrun.protocol.reports import (
+    LeaseLost,
+    LeaseReleased,
+    ProcessBroke,
+    ProcessReplaced,
+    RecordsExpired,
+)
 from kclrun.protocol.trimming import Absence, absence_of
 
 # The other parent gets its lease when its own parents have ended: that may take minutes, seldom.
@@ -348,6 +354,28 @@ LATE_CHECKPOINT_S: Final = 3.0
 OUTPUT_WAIT_S: Final = 30.0
 
 
+def late_checkpoint(
+    own: LeaseWriter,
+    commits: OutputCommits,
+    position: ExtendedSequenceNumber,
+    last: ExtendedSequenceNumber,
+    policy: LeasePolicy,
+) -> writes.LateCheckpoint | None:
+    """The late checkpoint, at `position`, that a lost lease leaves for the next owner, if there is
+    one [P19]. `last` is the last checkpoint that was acknowledged to us.
+
+    None with keyed state (a snapshot belongs to each position), with letters above the last
+    checkpoint (the next owner notes that they do not count), or if the row is gone. A row below
+    `last`, or in another generation, was reset by an operator.
+    """
+    row = own.confirmed
+    is_judged_again = policy.has_keyed_state or row.has_open_letters
+    if is_judged_again or own.is_gone or position <= last:
+        return None
+    kept = (*commits.to_write(row, position), row.generation, row.letters_to)
+    return writes.LateCheckpoint(own.key, own.me, last, position, *kept)
+
+
 class LateWriting:
     """One late checkpoint: sent once, and again only while it surely was not applied [P19].
 
@@ -417,6 +445,20 @@ class LostLease:
         """Whether the waiting is over."""
         is_writing = self.late is not None and not self.late.is_resolved
         return now >= self.deadline or (self.user_code_is_done and not is_writing)
+
+    @property
+    def cause(self) -> ExitCause:
+        """What ended the process: the lease, the host, or the row."""
+        if self.is_host_fault:
+            return ExitCause.HOST
+        return ExitCause.REPLACED if self.begins_again else ExitCause.LOST
+
+    @property
+    def report(self) -> LeaseLost | ProcessBroke | ProcessReplaced:
+        """The report of the end, by its cause."""
+        if self.is_host_fault:
+            return ProcessBroke(self.words)
+        return ProcessReplaced(self.words) if self.begins_again else LeaseLost(self.words)
 
     @property
     def words(self) -> str:

@@ -41,6 +41,7 @@ from kclrun.lease.shard_end import (
     ShardEnd,
     children_expired,
     given_away,
+    late_checkpoint,
     records_expired,
 )
 from kclrun.lease.states import (
@@ -401,7 +402,9 @@ class LeaseStateMachine:
             last_call = (commands.CallLeaseLost(),)
         if self._lost is None or self._lost.begins_again or self._failure is not None:
             return last_call
-        late = self._late_checkpoint()
+        last = self.ledger.checkpointed
+        position = self._covered(self._requests.unacknowledged(self.ledger))
+        late = late_checkpoint(self.own, self.commits, position, last, self.policy)
         return last_call if late is None else (*last_call, self._lost.save_late(late, now))
 
     def _user_code_finished(self) -> None:
@@ -410,21 +413,6 @@ class LeaseStateMachine:
             self._lost.user_code_is_done = True
         else:
             self._move(Transition.STOPPED)
-
-    def _late_checkpoint(self) -> writes.LateCheckpoint | None:
-        """The late checkpoint that a lost lease leaves for the next owner, if there is one [P19].
-
-        None with keyed state (a snapshot belongs to each position), with letters above the last
-        checkpoint (the next owner notes that they do not count), or if the row is gone. A row below
-        the last position acknowledged to us, or in another generation, was reset by an operator.
-        """
-        own, row, last = self.own, self.own.confirmed, self.ledger.checkpointed
-        position = self._covered(self._requests.unacknowledged(self.ledger))
-        is_judged_again = self.policy.has_keyed_state or row.has_open_letters
-        if is_judged_again or own.is_gone or position <= last:
-            return None
-        kept = (*self.commits.to_write(row, position), row.generation, row.letters_to)
-        return writes.LateCheckpoint(own.key, own.me, last, position, *kept)
 
     def _covered(self, position: ExtendedSequenceNumber) -> ExtendedSequenceNumber:
         """How far the row's checkpoint may go now, on the way to `position`. With manual
@@ -507,7 +495,7 @@ class LeaseStateMachine:
                 return self._refuse("its start command expired before the claim succeeded [P4]")
         elif self._lost is not None:
             if self._lost.is_over(now):
-                return self._let_go(self._lost)
+                return self._finish(Transition.LET_GO, self._lost.report, self._lost.cause)
         elif self._must_leave_by is not None and now >= self._must_leave_by:
             return self._lose(self._output.words, now, is_host_fault=True)
         elif own.fence is not None and now >= own.fence:
@@ -517,17 +505,6 @@ class LeaseStateMachine:
             what = f"could not be written in time ({trouble})" if trouble else "was not renewed"
             return self._lose(f"its row {what}: its fence passed {ago_s:.1f} s ago [P7]", now)
         return ()
-
-    def _let_go(self, lost_lease: LostLease) -> Commands:
-        """Stop waiting. The kind of the report is the cause: the lease, the host, or the row."""
-        reason = lost_lease.words
-        if lost_lease.is_host_fault:
-            return self._finish(Transition.LET_GO, reports.ProcessBroke(reason), ExitCause.HOST)
-        if lost_lease.begins_again:
-            return self._finish(
-                Transition.LET_GO, reports.ProcessReplaced(reason), ExitCause.REPLACED
-            )
-        return self._finish(Transition.LET_GO, reports.LeaseLost(reason), ExitCause.LOST)
 
     @property
     def _must_leave_by(self) -> Instant | None:

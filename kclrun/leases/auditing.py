@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from kclrun.errors import InvariantViolation
-from kclrun.leases import shard_sync
+from kclrun.leases import cleanup, shard_sync
 from kclrun.leases.commands import Command, DescribeStream, Note, WriteRow
 from kclrun.leases.events import LeasesScanned, ShardsListed, StreamDescribed, WriteResolved
 from kclrun.leases.policy import ManagerPolicy
@@ -270,8 +270,8 @@ class Auditor:
         self._policy = policy
         self._held = held
         self._stream = stream
-        self._trims = shard_sync.TrimWatch(policy.failover_s)
-        self._ends = shard_sync.EndWatch(max(policy.failover_s, policy.ended_rows_stay_s))
+        self._trims = cleanup.TrimWatch(policy.failover_s)
+        self._ends = cleanup.EndWatch(max(policy.failover_s, policy.ended_rows_stay_s))
         self._reported_expired: set[LeaseKey] = set()
         self._created_at = policy.created.get(stream)
         self.stream_watch = StreamWatch(stream, self._created_at, policy.described_instant)

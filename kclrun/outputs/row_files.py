@@ -17,7 +17,7 @@ import msgspec
 
 from kclrun.codec.row_lines import changed_in_json, encode_row
 from kclrun.errors import SettingsError
-from kclrun.model import row_schema
+from kclrun.model import row_schema, row_types
 
 # A reader of Parquet takes a row group at once. At these sizes the rows of a group are encoded, and
 # wait in memory as Python's values no longer.
@@ -138,16 +138,16 @@ class _Echo:
         return line
 
 
-def _cell(kind: row_schema.DataType) -> Callable[[Any], str] | None:
+def _cell(kind: row_types.DataType) -> Callable[[Any], str] | None:
     """How a value becomes the text of a cell; None if the csv module does it right."""
     match kind:
-        case row_schema.SimpleType("boolean"):
+        case row_types.SimpleType("boolean"):
             return lambda value: "true" if value else "false"
-        case row_schema.SimpleType("binary"):
+        case row_types.SimpleType("binary"):
             return lambda value: base64.b64encode(value).decode()
-        case row_schema.SimpleType("timestamp"):
+        case row_types.SimpleType("timestamp"):
             return datetime.isoformat
-        case row_schema.SimpleType() | row_schema.DecimalType():
+        case row_types.SimpleType() | row_types.DecimalType():
             return None
         case _:
             return _json_cell
@@ -173,7 +173,7 @@ class _Parquet:
         self._varying = tuple(
             (column.name, str(column.type) not in {"string", "binary"})
             for column in schema.columns
-            if not isinstance(column.type, row_schema.SimpleType)
+            if not isinstance(column.type, row_types.SimpleType)
             or column.type.name in {"string", "binary"}
         )
         self._fixed = _VALUE_BYTES * len(schema.columns)
@@ -292,21 +292,21 @@ def arrow_schema(schema: row_schema.RowSchema) -> Any:
     return pa.schema([_field(pa, column) for column in schema.columns])
 
 
-def _field(pa: Any, column: row_schema.Column) -> Any:
+def _field(pa: Any, column: row_types.Column) -> Any:
     return pa.field(column.name, _arrow_type(pa, column.type), nullable=column.nullable)
 
 
-def _arrow_type(pa: Any, kind: row_schema.DataType) -> Any:
+def _arrow_type(pa: Any, kind: row_types.DataType) -> Any:
     match kind:
-        case row_schema.SimpleType("timestamp"):
+        case row_types.SimpleType("timestamp"):
             return pa.timestamp("us", tz="UTC")
-        case row_schema.SimpleType(name):
+        case row_types.SimpleType(name):
             return getattr(pa, _ARROW_NAMES[name])()
-        case row_schema.DecimalType(precision, scale):
+        case row_types.DecimalType(precision, scale):
             return pa.decimal128(precision, scale)
-        case row_schema.ArrayType(element):
+        case row_types.ArrayType(element):
             return pa.list_(_arrow_type(pa, element))
-        case row_schema.MapType(key, value):
+        case row_types.MapType(key, value):
             return pa.map_(_arrow_type(pa, key), _arrow_type(pa, value))
-        case row_schema.StructType(columns):
+        case row_types.StructType(columns):
             return pa.struct([_field(pa, column) for column in columns])

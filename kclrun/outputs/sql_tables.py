@@ -22,7 +22,8 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from kclrun.errors import RowMismatch, SettingsError
 from kclrun.model.output import OutputDestination, setting_of
-from kclrun.model.row_schema import Column, DataType, DecimalType, RowSchema, SimpleType
+from kclrun.model.row_schema import RowSchema
+from kclrun.model.row_types import Column, DataType, DecimalType, SimpleType
 from kclrun.outputs.sql_refusals import constraint_of, types_of
 from kclrun.outputs.sql_types import How, Misfit, how_of
 

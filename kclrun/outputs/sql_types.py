@@ -23,7 +23,8 @@ from sqlalchemy.dialects import mysql, postgresql
 
 from kclrun.codec.row_lines import changed_in_json
 from kclrun.errors import RowMismatch
-from kclrun.model.row_schema import Column, DataType, DecimalType, RowSchema, SimpleType
+from kclrun.model.row_schema import RowSchema
+from kclrun.model.row_types import Column, DataType, DecimalType, SimpleType
 
 Convert = Callable[[Any], Any]
 

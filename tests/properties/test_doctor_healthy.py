@@ -9,12 +9,11 @@ import random
 
 import pytest
 
+from kclrun.leases.cleanup import TrimWatch, ended_rows
 from kclrun.leases.shard_sync import (
     Listing,
-    TrimWatch,
     child_lease,
     children_to_create,
-    ended_rows,
     sync_empty_table,
     sync_table,
 )

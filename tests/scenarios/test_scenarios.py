@@ -13,17 +13,11 @@ import yaml
 
 from kclrun.leases.assignment import Action, LocalHoldings, OwnerLoads, plan
 from kclrun.leases.balancing import delay_s
+from kclrun.leases.cleanup import TrimWatch, ended_rows
 from kclrun.leases.load import HEAVY_ABOVE, FleetLoad, Pairing
 from kclrun.leases.policy import ManagerPolicy, ScanPace
 from kclrun.leases.restarts import Restarts
-from kclrun.leases.shard_sync import (
-    Listing,
-    TrimWatch,
-    children_to_create,
-    ended_rows,
-    sync_empty_table,
-    sync_table,
-)
+from kclrun.leases.shard_sync import Listing, children_to_create, sync_empty_table, sync_table
 from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import ANYBODY, OFFERED, DiedOn, Halt, Handoff, Lease, Load, OwnerId
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber

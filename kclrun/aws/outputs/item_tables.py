@@ -13,7 +13,8 @@ from kclrun.aws.operations import DESCRIBE_TABLE, PUT_ITEM
 from kclrun.aws.outputs.write_probes import may_write
 from kclrun.aws.wire import RefusedReply, WireClient, call_json, garbled
 from kclrun.model import statuses
-from kclrun.model.row_schema import DataType, DecimalType, RowSchema, SimpleType
+from kclrun.model.row_schema import RowSchema
+from kclrun.model.row_types import DataType, DecimalType, SimpleType
 from kclrun.model.time import backoff_s
 
 # DynamoDB's code for a condition that does not hold.

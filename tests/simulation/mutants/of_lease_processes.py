@@ -386,7 +386,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="trimmed-row-deleted-under-its-process",
-        file="kclrun/leases/shard_sync.py",
+        file="kclrun/leases/cleanup.py",
         old="        if row.is_ended or is_of_java:\n",
         new="        if True:\n",
         breaks="its process writes the row again, and says nothing of the records that were lost",
@@ -432,7 +432,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="late-checkpoint-over-letters",
-        file="kclrun/lease/state_machine.py",
+        file="kclrun/lease/shard_end.py",
         old=" or row.has_open_letters\n",
         new="\n",
         breaks="a record has a letter that does not count, and no owner gives it again",

@@ -162,7 +162,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="clean-up-before-children-begin",
-        file="kclrun/leases/shard_sync.py",
+        file="kclrun/leases/cleanup.py",
         old=(
             "        row is not None and row.checkpoint.sequence_number not in _AT_START"
             " for row in rows"
@@ -175,7 +175,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="clean-up-before-parents",
-        file="kclrun/leases/shard_sync.py",
+        file="kclrun/leases/cleanup.py",
         old="        and not any(view.has_row(parent) for parent in row.parents)",
         new="        and row.is_ended",
         breaks="an ended row goes before those of its own parents",
@@ -185,7 +185,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="deletion-on-one-listing",
-        file="kclrun/leases/shard_sync.py",
+        file="kclrun/leases/cleanup.py",
         old="            if listing.seen_instant - since < max(two_periods_s, lag_s):",
         new="            if listing.seen_instant - since < 0.0:",
         breaks="one listing that lacks a shard deletes its row, and its checkpoint with it",
@@ -194,7 +194,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="listing-lag-forgotten",
-        file="kclrun/leases/shard_sync.py",
+        file="kclrun/leases/cleanup.py",
         old="            lag_s = LISTING_LAG_MAX_S if is_new else 0.0",
         new="            lag_s = 0.0",
         breaks="a shard that the listing does not show yet is taken for trimmed",

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from kclrun.errors import RowMismatch
-from kclrun.model.row_schema import Column, DecimalType, RowSchema, SimpleType
+from kclrun.model.row_schema import RowSchema
+from kclrun.model.row_types import Column, DecimalType, SimpleType
 from tests.support.tables import over_rows
 
 
