@@ -205,7 +205,7 @@ def wanted_commit(
         return CommitOutputs(SHARD_END, must=True)
     if state in {State.FAILING, State.RELEASING}:
         return CommitOutputs(final, must=True, is_leaving=state is State.RELEASING)
-    wanted = [each for each in (asked_for, due) if each is not None]
+    wanted = [position for position in (asked_for, due) if position is not None]
     return CommitOutputs(max(wanted), asked_for is not None or is_urgent) if wanted else None
 
 
