@@ -62,8 +62,8 @@ class LetterFolder:
                 yield from letters_of_files(_ShardFolder(shard), names, unusable)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
-        for each in kept:
-            for path in each.handles:
+        for letter in kept:
+            for path in letter.handles:
                 path.unlink(missing_ok=True)
 
     def check(self) -> str:

@@ -65,7 +65,7 @@ def check_folder(folder: Path) -> str:
     written to."""
     # Path.exists raises where this user may not look.
     above = (folder, *folder.absolute().parents)
-    there = next(each for each in above if os.path.exists(each))  # noqa: PTH110
+    there = next(path for path in above if os.path.exists(path))  # noqa: PTH110
     if not there.is_dir():
         raise SettingsError(f"cannot use the folder {folder}: {there} is a file")
     if not os.access(there, os.W_OK | os.X_OK):
@@ -81,7 +81,7 @@ def make_folder(folder: Path) -> None:
 
     Raises: OSError, SyncFailed.
     """
-    missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
+    missing = [path for path in (folder, *folder.parents) if not path.is_dir()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in reversed(missing):
         sync_folder(made.parent)

@@ -509,9 +509,9 @@ def sweep(folder: Path, retain_s: float) -> None:
     """Remove copies below `folder` that were not used for so long: other machines read those
     shards. At most _SWEPT_MAX folders of shards; the next lease that begins does others."""
     for of_shard in itertools.islice(folder.glob("*/"), _SWEPT_MAX):
-        for each in of_shard.glob("*/"):
+        for copy in of_shard.glob("*/"):
             with contextlib.suppress(OSError):
-                place = _Place.locked(each)
+                place = _Place.locked(copy)
                 if place is not None:
                     place.remove() if place.is_unused_since(retain_s) else place.close()
         with contextlib.suppress(OSError):

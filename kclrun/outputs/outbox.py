@@ -98,12 +98,14 @@ def _packable(value: Any) -> Any:
     if kind in _PLAIN or (kind is int and -_INT_MAX <= value < _INT_MAX):
         return value
     if kind is dict:
-        return {_packable(key): _packable(each) for key, each in value.items()}
+        return {_packable(key): _packable(item) for key, item in value.items()}
     if kind is list or kind is tuple:
-        return [_packable(each) for each in value]
+        return [_packable(item) for item in value]
     if isinstance(value, float):  # a subclass, as numpy has
         return float(value)
-    base = next((each for each in _TEXTS if isinstance(value, each)), None)  # pandas has datetimes
+    base = next(
+        (known for known in _TEXTS if isinstance(value, known)), None
+    )  # pandas has datetimes
     if base is not None and not isinstance(value, Enum):
         code, text_of = _TEXTS[base]
         return msgspec.msgpack.Ext(code, text_of(value).encode())
@@ -180,7 +182,7 @@ class BoxedOutput:
 
     def fill(self, packed: Sequence[bytes], upto: Cursor) -> None:
         """Add the rows of a version, which another owner wrote."""
-        self.add([(*self._encoded(each), len(each)) for each in packed], upto)
+        self.add([(*self._encoded(row), len(row)) for row in packed], upto)
 
     def _encoded(self, packed: bytes) -> tuple[Any, bytes]:
         return self._output.encode(unpack_row(packed))[0], packed
@@ -229,7 +231,7 @@ class BoxedOutput:
     ) -> None:
         try_rows = getattr(self._output, "try_rows", None)
         if try_rows is not None:
-            try_rows([row[0] for row in rows], [_unboxed(*each) for each in before])
+            try_rows([row[0] for row in rows], [_unboxed(*given) for given in before])
 
     def check(self) -> str:
         return self._output.check()

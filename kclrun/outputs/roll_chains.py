@@ -115,7 +115,7 @@ def count_rolls(files: Iterable[RollFile]) -> int:
 
 def _rolls(files: Sequence[RollFile]) -> tuple[list[_Roll], list[Cursor]]:
     """The rolls, and the begins of the rolls whose end is not known."""
-    rows = {(each.folder, each.begin): each for each in files if each.part is Part.ROWS}
+    rows = {(file.folder, file.begin): file for file in files if file.part is Part.ROWS}
     rolls, recorded = [], set()
     for file in files:
         if file.part is not Part.RECORD or file.record is None:
@@ -137,7 +137,7 @@ def _rolls(files: Sequence[RollFile]) -> tuple[list[_Roll], list[Cursor]]:
 
 
 def _about_files(files: Sequence[RollFile]) -> Iterator[Finding]:
-    names = {(each.folder, each.begin, each.part): each for each in files}
+    names = {(file.folder, file.begin, file.part): file for file in files}
     for file in files:
         record = names.get((file.folder, file.begin, Part.RECORD))
         rows = names.get((file.folder, file.begin, Part.ROWS))
@@ -211,13 +211,13 @@ def _has_rows_of(chain: Iterable[_Roll], roll: _Roll) -> bool:
     removed.
     """
     covered = roll.begin
-    for each in chain:
+    for other in chain:
         if covered >= roll.end:
             break
-        is_known = each.has_rows and not each.begin.position.is_sentinel
-        if not (is_known and each.begin <= covered < each.end):
+        is_known = other.has_rows and not other.begin.position.is_sentinel
+        if not (is_known and other.begin <= covered < other.end):
             return False
-        covered = each.end
+        covered = other.end
     return covered >= roll.end
 
 

@@ -100,6 +100,9 @@ class RowLedger(Generic[Count]):
         """The rows that a checkpoint at `position` covers; None if all of them left already."""
         if not self.has_any_upto(position):
             return None
+        newest = self._cuts[-1]
+        if newest.position <= position:  # as a rule
+            return newest.counts
         return next(cut.counts for cut in reversed(self._cuts) if cut.position <= position)
 
     def has_any_upto(self, position: ExtendedSequenceNumber | None) -> bool:

@@ -139,7 +139,7 @@ class SqlOutput:
 
     @property
     def unsent_bytes(self) -> int:
-        return sum(each.unsent_bytes for each in (self._sent, self._added) if each is not None)
+        return sum(part.unsent_bytes for part in (self._sent, self._added) if part is not None)
 
     def commit(self) -> Cursor:
         """As `Output.commit`. A constraint of the table that a row violates is a SettingsError."""
@@ -379,13 +379,13 @@ class SqlOutput:
                 self._limit_waits(connection)
                 yield connection
             # The server would close the connection before the next commit.
-            for each in sql_tables.rest_of(connection.dialect.name):
-                connection.execute(each)
+            for statement in sql_tables.rest_of(connection.dialect.name):
+                connection.execute(statement)
 
     @staticmethod
     def _limit_waits(connection: sa.Connection) -> None:
-        for each in sql_tables.patience_of(connection.dialect.name, sql_tables.PATIENCE_S):
-            connection.execute(each)
+        for statement in sql_tables.patience_of(connection.dialect.name, sql_tables.PATIENCE_S):
+            connection.execute(statement)
 
     @contextlib.contextmanager
     def _translating(self, doing: str) -> Iterator[None]:
@@ -445,7 +445,7 @@ class SqlOutput:
         query: Mapping[str, Any] = self._engine.url.query
         password = self._engine.url.password
         found = [str(query[name]) for name in query if "pass" in name.lower()]
-        return [each for each in (str(password) if password else "", *found) if each]
+        return [secret for secret in (str(password) if password else "", *found) if secret]
 
     def _parsed(self, position: str) -> Cursor:
         try:

@@ -41,7 +41,7 @@ _KEY_TEXT: Final = 255
 
 _MYSQLS: Final = ("mysql", "mariadb")
 # For tables that we create: other engines of MySQL do not know transactions.
-_TRANSACTIONAL: Final[dict[str, Any]] = {f"{each}_engine": "InnoDB" for each in _MYSQLS}
+_TRANSACTIONAL: Final[dict[str, Any]] = {f"{dialect}_engine": "InnoDB" for dialect in _MYSQLS}
 
 Encoded = tuple["Shape", tuple[Any, ...], int]
 
@@ -124,7 +124,7 @@ def patience_of(dialect: str, patience_s: float) -> Sequence[sa.Executable]:
     if dialect == "postgresql":
         limits = ("lock_timeout", "idle_in_transaction_session_timeout")
         words = f"{patience_s:.0f}s"
-        return [sa.select(*(sa.func.set_config(each, words, True) for each in limits))]  # noqa: FBT003
+        return [sa.select(*(sa.func.set_config(limit, words, True) for limit in limits))]  # noqa: FBT003
     if dialect in {"mysql", "mariadb"}:
         limits = ("innodb_lock_wait_timeout", "wait_timeout")
         variables = [f"{limit} = {patience_s:.0f}" for limit in limits]
@@ -148,7 +148,7 @@ def cursor_table(name: str, schema: str | None) -> sa.Table:
         sa.Column("version", sa.String(255)),
         schema=schema,
         # Names that differ only in case are different names.
-        **(_TRANSACTIONAL | {f"{each}_collate": "utf8mb4_bin" for each in _MYSQLS}),
+        **(_TRANSACTIONAL | {f"{dialect}_collate": "utf8mb4_bin" for dialect in _MYSQLS}),
     )
 
 
@@ -203,14 +203,14 @@ class Target:
         for column in self._columns.values():
             if column.name not in names and (column.is_needed or column.name in self._key):
                 raise TypeError(f"column {column.name} needs a value, and the row has none for it")
-        columns = [each for each in self._columns.values() if each.name in names]
+        columns = [column for column in self._columns.values() if column.name in names]
         checks = self._schema or RowSchema(
-            Column(each.name, each.type, nullable=each.nullable)
-            for each in columns
-            if each.type is not None
+            Column(column.name, column.type, nullable=column.nullable)
+            for column in columns
+            if column.type is not None
         )
-        order = [each.name for each in checks.columns]
-        unchecked = [each for each in columns if each.name not in order]
+        order = [column.name for column in checks.columns]
+        unchecked = [column for column in columns if column.name not in order]
         in_order = [self._columns[name] for name in order] + unchecked
         return Shape(checks, in_order, len(unchecked), self._statement(in_order), self._key)
 
@@ -262,8 +262,8 @@ class Target:
             words = set(re.findall(r"\w+", str(error)))
             return [name for name in self._columns if name in words]
         kinds, columns = types_of(error), self._columns.values()
-        named = [each.name for each in columns if each.type_name in kinds]
-        return named or [each.name for each in columns if each.is_read_there]
+        named = [column.name for column in columns if column.type_name in kinds]
+        return named or [column.name for column in columns if column.is_read_there]
 
     def _clause(self, columns: Sequence[_TableColumn]) -> sa.TableClause:
         *schema, name = self.name.rsplit(".", 1)
@@ -319,7 +319,7 @@ class Shape:
         self._check = checks.check
         self._names = [column.name for column in columns]
         self._unchecked = [
-            (each.name, each.nullable) for each in columns[len(columns) - unchecked :]
+            (column.name, column.nullable) for column in columns[len(columns) - unchecked :]
         ]
         self._converted = [
             (at, each.name, each.convert) for at, each in enumerate(columns) if each.convert
@@ -340,7 +340,7 @@ class Shape:
                 values = list(self._check(row).values())
             else:
                 rest = dict(row)
-                others = [self._other(rest, *each) for each in self._unchecked]
+                others = [self._other(rest, *unchecked) for unchecked in self._unchecked]
                 values = [*self._check(rest).values(), *others]
         except RowMismatch as mismatch:
             raise TypeError(str(mismatch).replace("output.schema", "the table")) from None
@@ -420,8 +420,8 @@ def find_target(
         found = inspector.get_columns(name, schema=inside)
     names = _type_names(connection, name, inside) if dialect == "postgresql" else {}
     columns = [
-        _found(dialect, each, primary, names, is_document=each["name"] in documents)
-        for each in found
+        _found(dialect, column, primary, names, is_document=column["name"] in documents)
+        for column in found
     ]
     _refuse_other_columns(place, columns, schema)
     keys = _constraints(inspector, name, inside, [column.name for column in columns])
@@ -437,7 +437,7 @@ def find_target(
                 f"{setting_of(place.name)}.key: {place.table} has no unique index on exactly"
                 f" {', '.join(place.key)}; an upsert needs one"
             )
-        target.has_other_keys = any(each and set(each) != set(place.key) for each in unique)
+        target.has_other_keys = any(names and set(names) != set(place.key) for names in unique)
     return target
 
 
@@ -449,7 +449,9 @@ def _unique(inspector: Any, name: str, inside: str | None) -> dict[str, tuple[st
     """The columns of each unique constraint and each unique index, by its name."""
     found = [*inspector.get_unique_constraints(name, schema=inside)]
     found += [index for index in inspector.get_indexes(name, schema=inside) if index["unique"]]
-    return {str(each["name"]): tuple(map(str, each["column_names"])) for each in found}
+    return {
+        str(constraint["name"]): tuple(map(str, constraint["column_names"])) for constraint in found
+    }
 
 
 def _constraints(
@@ -547,7 +549,7 @@ def _documents(connection: sa.Connection, name: str, inside: str | None) -> Coll
         {"inside": inside, "name": name},
     ).scalars()
     found = (re.fullmatch(r"json_valid\(`(.+)`\)", clause) for clause in clauses)
-    return {each[1] for each in found if each is not None}
+    return {match[1] for match in found if match is not None}
 
 
 _TypeNames = Mapping[str, tuple[str, str | None]]
@@ -609,14 +611,14 @@ def _refuse_other_columns(
     place: OutputDestination, columns: Sequence[_TableColumn], schema: RowSchema | None
 ) -> None:
     """Raises: SettingsError if rows of the schema can never be rows of the table."""
-    there = {each.name: each for each in columns}
-    given = {each.name for each in schema.columns} if schema is not None else set()
+    there = {column.name: column for column in columns}
+    given = {column.name for column in schema.columns} if schema is not None else set()
     problems = [f"no column {name}" for name in place.key if name not in there]
     if schema is not None:
         problems += [
-            f"column {each.name} needs a value, and `schema` does not have it"
-            for each in columns
-            if each.is_needed and each.name not in given
+            f"column {column.name} needs a value, and `schema` does not have it"
+            for column in columns
+            if column.is_needed and column.name not in given
         ]
         for column in schema.columns:
             found = there.get(column.name)

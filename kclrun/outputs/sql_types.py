@@ -390,7 +390,7 @@ def _some_of(known: tuple[str, ...]) -> Convert:
         given = value.split(",") if isinstance(value, str) and value else value or []
         if not isinstance(given, list | tuple | set | frozenset) or not set(given) <= set(known):
             raise Misfit("expected some of the values of its type")
-        return ",".join(each for each in known if each in given)
+        return ",".join(member for member in known if member in given)
 
     return check
 
@@ -617,8 +617,10 @@ def _array(element: How) -> Convert:
         if depth > _LEVELS_MAX:
             raise Misfit(f"an array of more than {_LEVELS_MAX} dimensions")
         parts = [
-            level(each, depth + 1) if isinstance(each, list | tuple) else (text_of(each), ())
-            for each in value
+            level(element, depth + 1)
+            if isinstance(element, list | tuple)
+            else (text_of(element), ())
+            for element in value
         ]
         shapes = {shape for _, shape in parts}
         if len(shapes) > 1 or (depth > 1 and not parts):

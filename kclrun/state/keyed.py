@@ -485,9 +485,9 @@ class KeyState(MutableMapping[str, Any]):
     def delete(self, name: str | None = None) -> None:
         """Remove the value, or all values of the key; nothing happens where there is none."""
         names = list(self) if name is None else [name]
-        for each in names:
-            if each in self._live.values_of(self._key):
-                self._live.put(self._key, each, None)
+        for removed in names:
+            if removed in self._live.values_of(self._key):
+                self._live.put(self._key, removed, None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._live.values_of(self._key)))

@@ -157,7 +157,7 @@ class ReservedEntries:
             # Timers that were replaced or deleted stay until they come to the top.
             if len(heap) > 2 * self._count + 64:
                 # Only then once each: 0.0 and -0.0 are equal, and only one of them is pending.
-                heap[:] = {each for each in heap if self._is_pending(each)}
+                heap[:] = {entry for entry in heap if self._is_pending(entry)}
                 heapq.heapify(heap)
 
     def earliest(self, clock: Clock) -> Timer | None:

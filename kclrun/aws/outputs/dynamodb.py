@@ -364,7 +364,7 @@ class DynamoDbOutput:
             del self._pending[row[0]]
             self._unsent_bytes -= row[2]
         # Failures that a repetition does not repair come first.
-        known = [each for each in failures if each is not None]
+        known = [failure for failure in failures if failure is not None]
         for kind in (errors.SettingsError, errors.Superseded, BaseException):
             for failure in known:
                 if isinstance(failure, kind):
@@ -568,7 +568,7 @@ def _size(attribute: Any) -> int:
         binary = attribute.get("B")
         if isinstance(binary, str):  # in base64
             return 1 + len(binary) * 3 // 4
-        return sum(len(name.encode()) + 3 + _size(each) for name, each in attribute.items())
+        return sum(len(name.encode()) + 3 + _size(value) for name, value in attribute.items())
     if isinstance(attribute, list):
-        return sum(1 + _size(each) for each in attribute)
+        return sum(1 + _size(value) for value in attribute)
     return len(attribute.encode()) if isinstance(attribute, str) else 1

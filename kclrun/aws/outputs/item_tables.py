@@ -98,12 +98,13 @@ def describe(client: WireClient, name: str) -> ItemTable:
     }
     try:
         key = tuple(
-            KeyColumn(each.attribute_name, types[each.attribute_name]) for each in table.key_schema
+            KeyColumn(element.attribute_name, types[element.attribute_name])
+            for element in table.key_schema
         )
         indexed = tuple(
-            IndexColumn(index.index_name, each.attribute_name, types[each.attribute_name], at)
+            IndexColumn(index.index_name, element.attribute_name, types[element.attribute_name], at)
             for index in (*table.global_secondary_indexes, *table.local_secondary_indexes)
-            for at, each in enumerate(index.key_schema)
+            for at, element in enumerate(index.key_schema)
         )
     except KeyError:
         raise garbled(DESCRIBE_TABLE, "a part of the key has no type") from None
@@ -112,7 +113,7 @@ def describe(client: WireClient, name: str) -> ItemTable:
 
 def misfit(table: ItemTable, schema: RowSchema) -> str | None:
     """Why no row of this schema can be an item of the table; None if rows can."""
-    types = {each.name: each.type for each in schema.columns}
+    types = {column.name: column.type for column in schema.columns}
     for column in table.key:
         name, wanted = column.attribute_name, column.attribute_type
         found = types.get(name)
@@ -151,7 +152,8 @@ def may_put(client: WireClient, table: ItemTable) -> str:
     """Whether items may be put, in words: an item is put whose condition can never hold. Raises: as
     `may_write`."""
     item = {
-        each.attribute_name: {each.attribute_type: _KEYS[each.attribute_type]} for each in table.key
+        element.attribute_name: {element.attribute_type: _KEYS[element.attribute_type]}
+        for element in table.key
     }
 
     def send() -> str | None:

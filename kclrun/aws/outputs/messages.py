@@ -226,7 +226,7 @@ class DeliveryStreamSender(_Sender):
         records = [{"Data": message.body.encode()} for message in messages]
         with asking(operations.PUT_RECORD_BATCH):
             answer = self._client().put_record_batch(DeliveryStreamName=self._name, Records=records)
-            results = [each.get("ErrorCode") for each in answer["RequestResponses"]]
+            results = [response.get("ErrorCode") for response in answer["RequestResponses"]]
             return _complete(results, len(messages))
 
 
@@ -257,9 +257,9 @@ def _refusals(answer: dict[str, Any], count: int) -> Sequence[str | None]:
     Raises: KeyError, ValueError for an answer that does not name every message: it was cut off.
     """
     results: dict[int, str | None] = {
-        int(each["Id"]): None for each in answer.get("Successful", ())
+        int(entry["Id"]): None for entry in answer.get("Successful", ())
     }
-    results |= {int(each["Id"]): str(each["Code"])[:100] for each in answer.get("Failed", ())}
+    results |= {int(entry["Id"]): str(entry["Code"])[:100] for entry in answer.get("Failed", ())}
     return _complete([results[number] for number in range(count)], count)
 
 

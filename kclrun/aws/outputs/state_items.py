@@ -43,7 +43,7 @@ TABLE: Final[dict[str, Any]] = {
         {"AttributeName": VERSION, "KeyType": "RANGE"},
     ],
     "AttributeDefinitions": [
-        {"AttributeName": each, "AttributeType": "S"} for each in (PLACE, VERSION)
+        {"AttributeName": name, "AttributeType": "S"} for name in (PLACE, VERSION)
     ],
     "BillingMode": "PAY_PER_REQUEST",
 }
@@ -128,7 +128,7 @@ class StateItems:
             return None
         if "content" in item:
             return base64.b64decode(item["content"]["B"])
-        parts = [base64.b64decode(each["content"]["B"]) for each in self._all(f"{place}/{name}")]
+        parts = [base64.b64decode(part["content"]["B"]) for part in self._all(f"{place}/{name}")]
         return b"".join(parts) if len(parts) == int(item["parts"]["N"]) else None
 
     def list(self, shard: str) -> Iterator[tuple[str, float]]:
@@ -163,7 +163,7 @@ class StateItems:
             raise SettingsError(
                 f"state.store: the table {self._table} does not exist; create it with {_KEY_WORDS}"
             ) from None
-        key = [(each.attribute_name, each.attribute_type) for each in table.key]
+        key = [(element.attribute_name, element.attribute_type) for element in table.key]
         if key != [(PLACE, "S"), (VERSION, "S")]:
             raise SettingsError(f"state.store: the table {self._table} needs {_KEY_WORDS}")
         shard, name = "probe", f"{random.getrandbits(64):016x}"

@@ -71,7 +71,7 @@ def probe_topic(client: Any, topic_arn: str, kms_key: str | None) -> str | None:
 
 def probe_delivery_stream(client: Any, name: str) -> str:
     """Send the probe to a Firehose delivery stream through botocore's client; for `may_write`."""
-    records = [{"Data": each} for each in _LINES]
+    records = [{"Data": line} for line in _LINES]
     client.put_record_batch(DeliveryStreamName=name, Records=records)
     return _taken("more than 4 MiB of empty lines in a request")
 
