@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 import click
 import msgspec
@@ -54,10 +54,10 @@ from kclrun.operating.doctor.findings import (
     Finding,
     Kind,
     Look,
-    RepairingChange,
     StreamFacts,
     watch_s,
 )
+from kclrun.operating.doctor.repairs import change_in_words, to_repair
 from kclrun.outputs.durable_files import sync, sync_folder, write_at
 from kclrun.ports import LeaseTable
 from kclrun.protocol import writes
@@ -268,35 +268,6 @@ def print_in_json(
     print_json(plain)
 
 
-def change_in_words(change: RepairingChange) -> str:
-    """The effect of one write of a repair."""
-    match change:
-        case writes.CreateLease(lease=lease):
-            return f"create {display_name(lease.key)} at {lease.checkpoint}, if it has no row"
-        case writes.CreateChildren(children=children):
-            names = ", ".join(display_name(child.key) for child in children)
-            return f"create {names} at TRIM_HORIZON, if the parents' rows are as seen"
-        case writes.DeleteTrimmed(key=key, seen_counter=counter):
-            return f"delete {display_name(key)}, if its owner and counter ({counter}) are as seen"
-        case writes.Take(key=key, seen_counter=counter):
-            return f"take {display_name(key)}, if its owner and counter ({counter}) are as seen"
-        case writes.Claim(key=key):
-            return f"remove takenFrom of {display_name(key)}"
-        case writes.NameChildren(key=key, children=children):
-            named = ", ".join(sorted(map(display_name, children)))
-            return f"name the children of {display_name(key)}: {named}"
-        case writes.Amend(key=key, latest_pinned_at=pinned_at):
-            pinned = "" if pinned_at is None else ", and LATEST is now"
-            return f"parents and range of {display_name(key)} as the service lists them{pinned}"
-        case writes.Release(key=key, position=position, last=last):
-            where = "the same checkpoint" if position == last else f"its checkpoint {position}"
-            return f"let {display_name(key)} go: no owner, no hand-off, {where}"
-        case writes.ResumeLease(key=key):
-            return f"remove the halt of {display_name(key)}"
-        case _:
-            assert_never(change)
-
-
 def _plain(finding: Finding) -> dict[str, Any]:
     return {
         "kind": finding.kind.value,
@@ -359,15 +330,6 @@ class Repaired(msgspec.Struct, frozen=True):
     finding: Finding
     applied: int
     problem: str = ""
-
-
-def to_repair(findings: Iterable[Finding], accepted: Collection[str]) -> tuple[Finding, ...]:
-    """The findings with a repair, and with the operator's consent if the kind needs it."""
-    return tuple(
-        finding
-        for finding in findings
-        if finding.repair and (not finding.kind.needs_consent or finding.kind.value in accepted)
-    )
 
 
 def repair_all(table: LeaseTable, findings: Iterable[Finding]) -> tuple[Repaired, ...]:

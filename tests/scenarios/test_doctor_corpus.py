@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from kclrun.aws.rows import encode_row
-from kclrun.cli.doctor import look_of, repair_all, to_repair
+from kclrun.cli.doctor import look_of, repair_all
 from kclrun.leases.shard_sync import Listing
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import OFFERED, Halt, Handoff, Lease, Pause, PendingCheckpoint
@@ -17,6 +17,7 @@ from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import ONLY_STREAM, qualified_shards
 from kclrun.operating.doctor.diagnosis import diagnose
 from kclrun.operating.doctor.findings import Circumstances, Kind, StreamFacts
+from kclrun.operating.doctor.repairs import to_repair
 from kclrun.protocol.writes import Applied, Renew, Take, keys_of
 from tests.support.tables import over_rows
 

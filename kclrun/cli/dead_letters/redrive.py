@@ -75,8 +75,8 @@ def redrives_of(
     Raises: SettingsError, if there are only such letters."""
     sources = {stream_name(source.name): source for source in configuration.settings.sources}
     found: dict[str, list[KeptLetter]] = {}
-    for letter in kept:
-        found.setdefault(letter.letter.stream, []).append(letter)
+    for kept_letter in kept:
+        found.setdefault(kept_letter.letter.stream, []).append(kept_letter)
     if others := found.keys() - sources.keys():
         words = f"dead letters of {', '.join(sorted(others))}: not a stream of this application"
         if not found.keys() & sources.keys():

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from kclrun.cli import doctor as verb
-from kclrun.cli.doctor import change_in_words
 from kclrun.errors import AccessDenied, InvalidRequest, SettingsError
 from kclrun.model.lease import KCL3_MODE_KEY, Halt, Handoff, Lease, OwnerId
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
 from kclrun.operating.doctor.findings import Finding, Kind
+from kclrun.operating.doctor.repairs import change_in_words, to_repair
 from kclrun.protocol.writes import (
     Amend,
     Claim,
@@ -231,8 +231,8 @@ def test_a_person_is_asked_for_what_is_not_repaired_without_one(
     assert head == f"ERROR  {kind.value}"
     assert [line.split(":")[0].strip() for line in lines] == ["seen", "records", *shown]
     assert verb._plain(finding)["needs_consent"] is needs_consent
-    assert verb.to_repair([finding], []) == ((finding,) if shown == ["repair"] else ())
-    assert verb.to_repair([finding], [kind.value]) == ((finding,) if repair else ())
+    assert to_repair([finding], []) == ((finding,) if shown == ["repair"] else ())
+    assert to_repair([finding], [kind.value]) == ((finding,) if repair else ())
 
 
 @pytest.mark.parametrize(

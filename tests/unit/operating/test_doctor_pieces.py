@@ -5,7 +5,7 @@ import cProfile
 import msgspec
 import pytest
 
-from kclrun.cli.doctor import backup_name, change_in_words, repair_all, to_repair, write_backup
+from kclrun.cli.doctor import backup_name, repair_all, write_backup
 from kclrun.errors import SettingsError
 from kclrun.leases.shard_sync import Listing
 from kclrun.local.lease_rows import LeaseRows
@@ -22,6 +22,7 @@ from kclrun.operating.doctor.findings import (
     StreamFacts,
     watch_s,
 )
+from kclrun.operating.doctor.repairs import change_in_words, to_repair
 from kclrun.protocol.writes import CreateLease, Renew, Take
 
 replace = msgspec.structs.replace
