@@ -1,6 +1,6 @@
-"""User code and fetching of one lease process, reduced to the times of their events.
+"""User code of one lease process, reduced to the times of its events.
 
-It does not know leases or rows. A poll without new records is not an event; it is only counted.
+It does not know leases or rows; `fetching.py` brings the records.
 """
 
 from __future__ import annotations
@@ -25,42 +25,30 @@ from kclrun.calling.delivery import (
 )
 from kclrun.calling.failures import Finished, Give, Halt, LetGo, Rest
 from kclrun.calling.tracebacks import Failure
-from kclrun.errors import LeaseLost, Unavailable
+from kclrun.errors import LeaseLost
 from kclrun.lease import commands, events
-from kclrun.lease.policy import EVERY_S, Pacing, batch_records_max
+from kclrun.lease.policy import batch_records_max
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.model.shard import Shard
-from kclrun.model.subscribing import SubscriptionPlan
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol.reports import ProcessorFailed
-from kclrun.protocol.trimming import ExpiryWatch
+from kclrun.simulation.fetching import FetchHost, QueueTimes, SimulatedFetching
 from kclrun.simulation.observer import Observer, Reader
-from kclrun.simulation.shards import FetchFate, ShardStream
+from kclrun.simulation.shards import ShardStream
 from kclrun.simulation.user_code import Attempt, BatchUserCode
 
 # A page of GetRecords, and a batch: both are 10,000 records at most.
 _BATCH_MAX: Final = 10_000
 # Create the processor and call `initialize`: most processors do little there.
 _CALL_S: Final = 0.005
-# A round trip to Kinesis; an event of a subscription takes as long from the record's arrival.
-_FETCH_S: Final = 0.012
 # Measured with a processor that parses JSON: 20 MB take a second of a core.
 _CPU_S_PER_BYTE: Final = 1 / 20e6
 # The retries and the backoff of `on_error`, by default.
 _ON_ERROR: Final = (5, 1.0)
 # To write a dead letter and its folder to a disk.
 _KEEP_S: Final = 0.004
-
-
-class QueueTimes(msgspec.Struct, frozen=True):
-    """The world's clock and the machine's; `after` schedules for the process."""
-
-    world_now: Callable[[], float]
-    now: Callable[[], Instant]
-    after: Callable[[float, Callable[[], None]], None]
 
 
 class _Batch(msgspec.Struct):
@@ -107,16 +95,10 @@ class _Records(Sequence[Record]):
         return record
 
 
-class SimulatedDeliveryQueue(StepHost):
-    """A poll each idle interval brings the records that have arrived, or with `fan_out` an event at
-    once; user code behaves as `user_code.py` draws. As in a lease process `calling/delivery.py`
-    decides about its calls, `calling/batches.py` about the calls of a batch, and
-    `model/subscribing.py` about subscriptions.
-
-    `post` takes events for the core. `fetch_fault` returns the error of a fetch, or None for a
-    page. `chance` is for the pauses after a failed fetch. `list_shards` answers with None where it
-    fails.
-    """
+class SimulatedDeliveryQueue(StepHost, FetchHost):
+    """The records that `fetching` brings are given to user code, which behaves as `user_code.py`
+    draws. As in a lease process `calling/delivery.py` decides about its calls, and
+    `calling/batches.py` about the calls of a batch. `post` takes events for the core."""
 
     def __init__(
         self,
@@ -125,16 +107,12 @@ class SimulatedDeliveryQueue(StepHost):
         observer: Observer,
         times: QueueTimes,
         *,
+        fetching: SimulatedFetching,
         post: Callable[[events.Event], None],
-        poll_s: float,
         user_code: BatchUserCode,
-        chance: Callable[[], float],
         uncheckpointed_max: int,
-        fetch_fault: Callable[[], FetchFate | None],
-        list_shards: Callable[[Callable[[tuple[Shard, ...] | None], None]], None],
-        failover_s: float,
-        fan_out: bool = False,
     ) -> None:
+        self.fetching = fetching
         self._reader = reader
         self._key: LeaseKey = reader.key
         self._stream = stream
@@ -145,18 +123,8 @@ class SimulatedDeliveryQueue(StepHost):
         self._post = post
         self._user_code = user_code
         self._calls = BatchSteps(self, ErrorPolicy(*_ON_ERROR, then=user_code.kind.then))
-        self._chance = chance
         self._delivery = Delivery(min(_BATCH_MAX, batch_records_max(uncheckpointed_max)))
-        self._fetch_fault = fetch_fault
-        self._list_shards = list_shards
-        self._failover_s = failover_s
-        self._expiry: ExpiryWatch | None = None
-        self._is_expired = self._saw_end = False
-        self._pacing = Pacing(poll_s, every_s=EVERY_S)
-        self._poll_s = self._pacing.idle_s
-        self._subscribing = SubscriptionPlan() if fan_out else None
-        self._subscription: object | None = None  # the one that stands
-        self._is_failing = self._is_busy = False
+        self._is_busy = False
         self.cpu_s = 0.0  # that the process has used
         self.busy_since = Instant(0.0)  # as in the status: 0 while user code is not running
         self._batch: _Batch | None = None
@@ -167,7 +135,7 @@ class SimulatedDeliveryQueue(StepHost):
         self._waits_for: tuple[int, Callable[[commands.AnswerCheckpoint], None]] | None = None
         self._durable: ExtendedSequenceNumber | None = None
         self._fence = Instant(-math.inf)
-        self._fetched = self._delivered = self._fetches = 0
+        self._delivered = 0
         self._given: int | None = None  # None: all that was delivered
 
     @property
@@ -201,139 +169,16 @@ class SimulatedDeliveryQueue(StepHost):
         """A checkpoint is on the row: a batch that is given again begins behind it."""
         self._durable = position
 
-    def shard_closed(self) -> None:
-        """The shard was split or merged: the next poll, or an event, has its end."""
-        if self._fetches:
-            self._fetch_in(_FETCH_S if self._subscription else self._poll_s)
+    # As `FetchHost`.
 
-    # Fetching.
-
-    def _fetch(self) -> None:
-        """A page has arrived, or an event, or an error instead of it."""
-        if self._subscribing is not None:
-            self._subscribe_if_due(self._subscribing)
-        fault = self._fetch_fault()
-        if fault is None and not self._stream.finds(self._key):
-            fault = "not_found"
-        if fault == "not_found" and self._is_checking_for_expiry():
-            return
-        if self._subscription and fault in {"unreachable", "not_found"}:
-            self._subscription_broke(self._subscription, "subscription_broke")
-            return
-        if self._subscription:
-            fault = None  # an event is not throttled, and needs no iterator
-        if fault is not None:
-            self._is_failing = True
-            self._fetch_in(self._pause_after(fault))
-            return
-        if self._expiry is not None:
-            self._expiry.page_came()
-        if self._is_failing:
-            self._is_failing = False
-            self._pacing.after_page(0, 0)
+    def page_came(self) -> None:
         permit = self._delivery.permit
         if permit is not None and self._now() >= permit.fence:
             self._observer.coverage.seen("fence_passed_mid_fetch")
-        if self._subscribing is not None:
-            if self._subscription:
-                self._subscribing.event_came()
-            else:
-                self._subscribing.polled(self._now())
-        now = self._world_now()
-        self._fetched = max(self._fetched, self._stream.arrived(self._key, now))
         self._go_on()
-        self._fetch_next(now)
 
-    def _fetch_next(self, now: float) -> None:
-        """Fetch the next page at the poll by which new records will have arrived, or when an event
-        brings them; or when the next subscription is due, or the renewal of this one."""
-        if self._is_fully_fetched():
-            return
-        due_in_s = math.inf
-        if self._subscribing is not None:
-            due_in_s = self._subscribing.next_change_in_s(self._now())
-        arrives = self._stream.arrival_of(self._key, self._fetched + 1)
-        if self._subscription:
-            pause_s = max(0.0, arrives - now) + _FETCH_S
-        else:
-            pause_s = math.inf
-            if math.isfinite(arrives):
-                pause_s = max(1, math.ceil((arrives - now) / self._poll_s)) * self._poll_s
-        if min(pause_s, due_in_s) < math.inf:
-            self._fetch_in(min(pause_s, due_in_s))
-
-    def _subscribe_if_due(self, plan: SubscriptionPlan) -> None:
-        if self._subscription and plan.is_renewal_due(self._now()):
-            self._subscription = None
-            plan.ended(self._now(), self._chance())
-        if self._subscription or not plan.is_due(self._now()):
-            return
-        fault = self._fetch_fault()
-        if fault is not None or not self._stream.finds(self._key):
-            plan.failed(Unavailable(fault or "not_found"), self._now(), self._chance())
-            return
-        subscription = object()
-
-        def taken_over() -> None:
-            """It arrives as an event of the stream, when this process runs."""
-            broke = partial(self._subscription_broke, subscription, "subscription_taken_over")
-            self._after(_FETCH_S, broke)
-
-        if self._stream.subscribe(self._key, self._world_now(), taken_over):
-            self._subscription = subscription
-            plan.began(self._now(), self._chance())
-        else:
-            self._observer.coverage.seen("subscription_refused")
-            plan.failed(Unavailable("in use"), self._now(), self._chance())
-
-    def _subscription_broke(self, subscription: object, situation: str) -> None:
-        """Go on by polling. Does nothing for a subscription that stands no more."""
-        if self._subscribing is None or subscription is not self._subscription:
-            return
-        self._subscription = None
-        self._observer.coverage.seen(situation)
-        self._subscribing.failed(Unavailable(situation), self._now(), self._chance())
-        self._fetch_in(_FETCH_S)
-
-    def _pause_after(self, fault: FetchFate) -> float:
-        match fault:
-            case "expired_iterator":  # GetShardIterator after the last record, then GetRecords
-                self._observer.coverage.seen("iterator_expired")
-                return 2 * _FETCH_S
-            case "throttled":
-                self._observer.coverage.seen("reads_throttled")
-                return self._pacing.after_throttle(self._chance())
-            case "unreachable" | "not_found":
-                return self._pacing.after_error(self._chance())
-
-    def _is_checking_for_expiry(self) -> bool:
-        """As in the fetch thread: two listings may prove that the shard was trimmed [P13]."""
-        expiry = self._expiry
-        if expiry is None or not expiry.is_listing_due(self._now()):
-            return False
-
-        def listed(shards: tuple[Shard, ...] | None) -> None:
-            if shards is None:
-                expiry.listing_failed(self._now())
-            elif expiry.is_proven(shards, self._now()):
-                self._is_expired = True
-                self._go_on()
-                return
-            self._fetch_in(self._pause_after("not_found"))
-
-        self._list_shards(listed)
-        return True
-
-    def _fetch_in(self, pause_s: float) -> None:
-        self._fetches += 1
-        number = self._fetches
-        self._after(pause_s, lambda: self._fetch() if number == self._fetches else None)
-
-    def _is_fully_fetched(self) -> bool:
-        """Whether its last page, which contains the shard's end, came before it was trimmed."""
-        if not self._saw_end and self._stream.finds(self._key):
-            self._saw_end = self._fetched == self._stream.total(self._key)
-        return self._saw_end
+    def shard_expired(self) -> None:
+        self._go_on()
 
     # The order of calls.
 
@@ -353,8 +198,8 @@ class SimulatedDeliveryQueue(StepHost):
         self._start_next()
 
     def _start_next(self) -> None:
-        waiting = self._fetched - self._delivered or None
-        if waiting is None and (self._is_expired or self._is_fully_fetched()):
+        waiting = self.fetching.fetched - self._delivered or None
+        if waiting is None and (self.fetching.is_expired or self.fetching.is_over()):
             self._delivery.end()
         match self._delivery.next_start(waiting, self._now()):
             case None:
@@ -370,7 +215,7 @@ class SimulatedDeliveryQueue(StepHost):
                 self._work(_CALL_S, lambda: self._called(call))
 
     def _report_exhausted(self) -> None:
-        if self._is_expired:
+        if self.fetching.is_expired:
             self._post(events.ShardExhausted((), is_expired=True))
             return
         self._observer.shard_exhausted(self._reader)
@@ -387,9 +232,8 @@ class SimulatedDeliveryQueue(StepHost):
             self._post(events.CallReturned())
 
     def _begin(self, row: Lease) -> None:
-        self._fetched = self._delivered = self._stream.number_of(self._key, row.checkpoint)
-        self._expiry = ExpiryWatch(self._key, row.hash_range, row.parents, apart_s=self._failover_s)
-        self._fetch_in(_FETCH_S)
+        self._delivered = self._stream.number_of(self._key, row.checkpoint)
+        self.fetching.begin(row, self)
 
     # Batches.
 

@@ -178,7 +178,7 @@ class Fleet:
         for host in self.hosts:
             for process in tuple(host.processes.values()):
                 if self.stream.is_closed(process.key):
-                    process.queue.shard_closed()
+                    process.fetching.shard_closed()
 
     def after(self, delay_s: float, action: Callable[[], object]) -> None:
         """Schedule an event that happens to the fleet."""

@@ -26,7 +26,8 @@ from kclrun.ports import Pump
 from kclrun.protocol import reports
 from kclrun.protocol.status import LeaseStatus
 from kclrun.protocol.writes import LateCheckpoint, LeaseChange, Outcome
-from kclrun.simulation.delivery_queue import QueueTimes, SimulatedDeliveryQueue
+from kclrun.simulation.delivery_queue import SimulatedDeliveryQueue
+from kclrun.simulation.fetching import QueueTimes, SimulatedFetching
 from kclrun.simulation.machine import Machine
 from kclrun.simulation.shards import FetchFate
 from kclrun.simulation.user_code import BatchUserCode
@@ -82,20 +83,28 @@ class LeaseProcess:
         chance = world.scheduler.chance(self.who).random
         self.life = LeaseStateMachine(policy, chance, lambda: self.queue.cpu_s)
         self.user_code = BatchUserCode(world.user_code, chance)
-        self.queue = self.queue_kind(
+        times = QueueTimes(world.scheduler.clock, self.machine.instant, self.os.after)
+        self.fetching = SimulatedFetching(
             self,
             world.stream,
             world.observer,
-            QueueTimes(world.scheduler.clock, self.machine.instant, self.os.after),
-            post=self.post,
+            times,
             poll_s=settings.poll_s,
-            user_code=self.user_code,
             chance=chance,
-            uncheckpointed_max=settings.uncheckpointed_max,
             fetch_fault=self._fetch_fault,
             list_shards=self._list_shards,
             failover_s=settings.failover_s,
             fan_out=settings.fan_out,
+        )
+        self.queue = self.queue_kind(
+            self,
+            world.stream,
+            world.observer,
+            times,
+            fetching=self.fetching,
+            post=self.post,
+            user_code=self.user_code,
+            uncheckpointed_max=settings.uncheckpointed_max,
         )
         self._channel: deque[events.Event] = deque()
         self._pump: Pump[events.Event, commands.Command] = Pump(

@@ -54,7 +54,7 @@ class ChangeStream(ShardStream):
 
 
 def end_without_children(queue):
-    if queue._is_expired:
+    if queue.fetching.is_expired:
         queue._post(events.ShardExhausted((), is_expired=True))
         return
     queue._observer.shard_exhausted(queue._reader)

@@ -34,7 +34,8 @@ def change_in_words(change: RepairingChange) -> str:
         case writes.Claim(key=key):
             return f"remove takenFrom of {display_name(key)}"
         case writes.NameChildren(key=key, children=children):
-            return f"name the children of {display_name(key)}: {', '.join(sorted(map(display_name, children)))}"
+            named = ", ".join(sorted(map(display_name, children)))
+            return f"name the children of {display_name(key)}: {named}"
         case writes.Amend(key=key, latest_pinned_at=pinned_at):
             pinned = "" if pinned_at is None else ", and LATEST is now"
             return f"parents and range of {display_name(key)} as the service lists them{pinned}"

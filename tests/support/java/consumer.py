@@ -15,7 +15,7 @@ from kclrun.model.lease import LeaseKey
 from kclrun.model.sequence import AT_TIMESTAMP, SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import ChildShard
 from kclrun.simulation.machine import OsProcess
-from kclrun.simulation.world import World
+from kclrun.simulation.world import SimulatedWorld
 from tests.support.java import rows
 from tests.support.java.overlap import MixedOracles
 from tests.support.java.renewer import Renewer
@@ -140,7 +140,7 @@ class Kcl:
     after standing still."""
 
     jvm: OsProcess
-    world: World
+    world: SimulatedWorld
     oracles: MixedOracles
     client: JavaClient
     renewer: Renewer

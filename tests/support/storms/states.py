@@ -325,7 +325,7 @@ class RecordsQueue(SimulatedDeliveryQueue):
         context = self._contexts[number] = RecordCall(self.process.context, record)
         begin_step(context.state[record], _number(record))
         is_storm = self._world_now() < self.process.faults_until_s
-        pause_s = self._chance() * (CALL_MAX_S if is_storm else CALM_CALL_MAX_S)
+        pause_s = self._user_code._chance() * (CALL_MAX_S if is_storm else CALM_CALL_MAX_S)
         self._after(pause_s, functools.partial(self._end_call, window, number))
 
     def _end_call(self, window: RecordWindow, number: int) -> None:
@@ -347,7 +347,7 @@ class RecordsQueue(SimulatedDeliveryQueue):
     def _raises(self, number: int) -> bool:
         if number % POISON_EVERY == 0:
             return True
-        if number in self._raised_once or self._chance() >= RAISING:
+        if number in self._raised_once or self._user_code._chance() >= RAISING:
             return False
         self._raised_once.add(number)
         return True

@@ -15,7 +15,8 @@ from kclrun.processor import RecordProcessor
 from kclrun.protocol.reports import ProcessorFailed
 from kclrun.simulation import delivery_queue
 from kclrun.simulation.clocks import Scheduler
-from kclrun.simulation.delivery_queue import QueueTimes, SimulatedDeliveryQueue
+from kclrun.simulation.delivery_queue import SimulatedDeliveryQueue
+from kclrun.simulation.fetching import QueueTimes, SimulatedFetching
 from kclrun.simulation.user_code import BatchUserCode, UserCode
 from kclrun.testing import run_processor
 from tests.unit.simulation.watched_world import Watched
@@ -84,15 +85,21 @@ class AtQueue:
             self.world.stream,
             self.world.observer,
             times,
+            fetching=SimulatedFetching(
+                self.reader,
+                self.world.stream,
+                self.world.observer,
+                times,
+                poll_s=1.0,
+                chance=lambda: 0.5,
+                fetch_fault=fetch_fault,
+                list_shards=lambda reply: reply(None),
+                failover_s=10.0,
+                fan_out=fan_out,
+            ),
             post=self.said.append,
-            poll_s=1.0,
             user_code=drawn(seed, **kind),
-            chance=lambda: 0.5,
             uncheckpointed_max=100_000,
-            fetch_fault=fetch_fault,
-            list_shards=lambda reply: reply(None),
-            failover_s=10.0,
-            fan_out=fan_out,
         )
         self.queue.call(
             commands.CallInitialize(Lease(key=self.reader.key, checkpoint=TRIM_HORIZON))
