@@ -18,7 +18,7 @@ from kclrun.lease.policy import (
     batch_records_max,
     first_start,
 )
-from kclrun.model.lease import Lease
+from kclrun.model.lease import Lease, Load
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
@@ -76,6 +76,42 @@ class Metered:
                 self.metering.deliver(int(kbps * 1024))
             load = self.metering.load(Instant(self.now))
         return load
+
+
+def test_a_load_is_known_once_it_is_the_mean_of_two_minutes(lease):
+    assert lease.run(119, lambda _: (100.0, 0.25)) is None
+    assert lease.run(1, lambda _: (100.0, 0.25)) == Load(100.0, 0.25)
+
+
+def test_what_a_process_reads_at_its_start_counts_as_one_second_of_the_mean(lease):
+    load = lease.run(120, lambda now: (1300.0 if now == 0 else 100.0, 0.25))
+
+    assert load == Load(110.0, 0.25)
+
+
+def test_polls_of_five_seconds_move_the_load_by_a_twentieth(lease):
+    lease.run(600, lambda now: (500.0 if now % 5 == 0 else 0.0, 0.2))
+
+    loads = [lease.run(1, lambda now: (500.0 if now % 5 == 0 else 0.0, 0.2)) for _ in range(60)]
+
+    assert all(load.kbps == pytest.approx(100.0, rel=0.05) for load in loads)
+
+
+@pytest.mark.parametrize("every", [1, 3, 10])
+def test_a_load_follows_the_traffic_in_minutes_however_often_it_is_measured(lease, every):
+    lease.run(300, lambda _: (100.0, 0.1), every)
+
+    after_two_minutes = lease.run(120, lambda _: (1100.0, 0.6), every)
+    after_ten = lease.run(480, lambda _: (1100.0, 0.6), every)
+
+    assert 650 < after_two_minutes.kbps < 800
+    assert after_ten == Load(pytest.approx(1100, rel=0.02), pytest.approx(0.6, rel=0.02))
+
+
+def test_a_process_that_stood_still_for_longer_than_the_mean_begins_it_again(lease):
+    lease.run(300, lambda _: (1000.0, 0.5))
+
+    assert lease.run(1000, lambda _: (0.0, 0.0), every=1000) == Load(0.0, 0.0)
 
 
 # What a row says of a write whose reply was lost

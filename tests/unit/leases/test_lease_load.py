@@ -3,6 +3,7 @@
 import pytest
 
 from kclrun.errors import InvariantViolation
+from kclrun.leases import commands as c
 from kclrun.leases import events as e
 from kclrun.leases.load import WATCHED_S
 from kclrun.leases.table_view import STEADY_AFTER_S
@@ -75,6 +76,35 @@ def two_each(**policy):
 @pytest.fixture
 def life():
     return two_each()
+
+
+def test_a_heavy_owner_asks_its_own_process_for_a_lease_in_the_name_of_the_light_one(life):
+    (ask,) = life.exchange()
+
+    assert (ask.owner, ask.asked, ask.seen) == (OTHER, ME, None)
+    assert ask.key in {"m0", "m1"}
+
+
+def test_nothing_is_exchanged_before_leases_are_steady_and_the_exchange_was_watched_a_minute(life):
+    began = life.now
+
+    life.exchange()
+
+    assert life.now - began >= STEADY_AFTER_S + WATCHED_S
+
+
+def test_once_the_first_ask_applied_the_light_lease_is_asked_for_and_the_exchange_is_logged(life):
+    (ask,) = life.exchange()
+
+    life.apply(ask)
+
+    (asked_back,) = life.writes()
+    assert (asked_back.owner, asked_back.asked) == (ME, OTHER)
+    assert asked_back.key in {"o0", "o1"}
+    assert life.notes() == ["lease_given_for_load"]
+    note = life.asked(c.Note)[0]
+    assert note.fields["row_owner"] == OTHER
+    assert note.fields["reason"] == "our load is 1.80 of an owner's mean, its load 0.20"
 
 
 def test_an_unknown_outcome_counts_as_applied(life):
@@ -170,6 +200,24 @@ def test_an_exchange_is_at_most_as_many_swaps_as_moves_per_cycle():
     assert asks == [3, 2]
 
 
+def test_no_lease_is_in_two_swaps_of_an_exchange():
+    loads = {f"m{n}": HEAVY for n in range(6)} | {f"o{n}": LIGHT for n in range(6)}
+    life = LoadedLife(loads, *rows_of(OTHER, 6, "o"))
+    given, taken = life.exchange(), []
+    for ask in given:
+        life.apply(ask)
+        taken += [ask.key for ask in life.writes(ch.Ask) if ask.asked == OTHER]
+
+    assert len({ask.key for ask in given}) == 3
+    assert len(taken) == len(set(taken)) == 3
+
+
+def test_counts_alone_decide_where_the_settings_say_so():
+    life = two_each(balance="counts")
+
+    assert life.pass_scans(900.0) == []
+
+
 def test_a_draining_manager_asks_for_no_lease_after_the_first_step(life):
     (ask,) = life.exchange()
 
@@ -195,6 +243,26 @@ def test_a_drain_waits_for_the_outcome_of_the_first_step(life):
 def test_an_outcome_of_no_exchange_cannot_come(life):
     with pytest.raises(InvariantViolation, match="no exchange under way"):
         life.say(e.WriteResolved(ch.Ask("m0", OTHER, ME, 1.0), Applied(None)))
+
+
+def test_an_exchange_that_stops_to_pay_while_it_is_watched_is_not_made(life):
+    life.pass_scans(STEADY_AFTER_S + 20.0)
+
+    life.measure({"m0": 500.0, "m1": 500.0, "o0": 500.0, "o1": 500.0})
+
+    assert life.pass_scans(600.0) == []
+
+
+def test_a_lucky_figure_in_one_scan_moves_nothing():
+    """The scan that chose an exchange does not count among those that must confirm it."""
+    even = {"m0": 500.0, "m1": 500.0, "o0": 500.0, "o1": 500.0}
+    life = LoadedLife(even, *rows_of(OTHER, 2, "o"))
+    life.pass_scans(STEADY_AFTER_S + 10.0)
+    for _ in range(10):
+        life.measure({"m0": HEAVY, "o0": LIGHT})
+        assert life.pass_scans(0.1) == []
+        life.measure(even)
+        assert life.pass_scans(WATCHED_S + 10.0) == []
 
 
 def test_java_workers_are_never_given_a_lease_however_light_they_are():
