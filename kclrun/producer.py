@@ -100,7 +100,7 @@ class Producer:
                 linger_s=linger_s,
                 buffer_records_max=buffer_records_max,
                 buffer_bytes_max=buffer_bytes_max,
-                # `put` has refused what is above the stream's own limit.
+                # `put` has refused records above the stream's own limit.
                 record_bytes_max=record_bytes_max or RECORD_BYTES_LARGEST,
                 fails_alone=True,
             ),
@@ -148,7 +148,7 @@ class Producer:
         return self._sender.waiting_records
 
     def metrics(self) -> ProducerMetrics:
-        """What was sent since the start, and how fast each shard takes records now."""
+        """The totals since the start, and how fast each shard takes records now."""
         return self._sender.metrics()
 
     def close(self) -> None:
@@ -230,7 +230,7 @@ class AsyncProducer:
         return self._opened.waiting_records
 
     def metrics(self) -> ProducerMetrics:
-        """What was sent since the start, and how fast each shard takes records now."""
+        """The totals since the start, and how fast each shard takes records now."""
         return self._opened.metrics()
 
     async def close(self) -> None:

@@ -50,8 +50,8 @@ comes when. Must not know: rows, positions, time.
 #   row is not the one that the outputs or the keyed state were written with, or `checkpoint:
 #   manual` leaves no room for another batch. In `failing` the last checkpoint that is due is
 #   written. The report says why. If the cause is not the host, the manager halts the lease. A
-#   failure in `stopping` or `losing` halts nothing: what was not processed is delivered again.
-#   -> failed
+#   failure in `stopping` or `losing` halts nothing: the records that were not processed are
+#   delivered again. -> failed
 #
 # - Lost, from every state between `claiming` and the final ones. The fence passed; the row has
 #   another owner or another writer, is gone, or had its position moved by another program while
@@ -69,8 +69,8 @@ comes when. Must not know: rows, positions, time.
 #    that was read has settled it, or when it is given up [P5, P6].
 # 3. No batch starts at or after the fence. The fence counts from the earliest send that may have
 #    moved the counter, by the smallest failover in the fleet [P7].
-# 4. No write moves the position of the row back, past what was delivered, or past what the outputs
-#    have [K5]. Only a checkpoint that user code asks for goes past what was processed [I2].
+# 4. No write moves the position of the row back, past the delivered records, or past what the
+#    outputs have [K5]. Only a checkpoint of user code goes past the processed records [I2].
 # 5. SHARD_END is written after the children have rows, or are known to need none. So no child is
 #    left without a lease [P12].
 # 6. The number of delivered records that no checkpoint covers stays within `uncheckpointed_max`.
@@ -80,8 +80,8 @@ comes when. Must not know: rows, positions, time.
 #
 # What may be lost, and what not:
 #
-# - Work may be lost: what was processed and is not covered by a checkpoint is delivered again, by
-#   the next process. After `ended` and `unclaimed` that is nothing. After `released` it is nothing,
+# - Work may be lost: processed records that no checkpoint covers are delivered again, by the next
+#   process. After `ended` and `unclaimed` that is nothing. After `released` it is nothing,
 #   unless an output could not commit in time, or `checkpoint: manual` was not asked to. After
 #   `failed`, `lost` or a kill it may be all that was delivered since the last checkpoint.
 # - A call may be lost: `shutdown_requested` and `lease_lost` do not come if the process is killed.

@@ -216,7 +216,7 @@ def redrive(config: ConfigChoice, *, to: str, yes: bool, **filters: Any) -> int:
 
     The order of each key is kept. A dead letter is removed once it is processed and its rows are in
     all outputs, or once its record is in the stream. An interrupted run can be repeated: SQL, S3
-    and rolled files have each row once, other outputs have what was under way at that moment twice.
+    and rolled files have each row once, other outputs have the rows under way at that moment twice.
     A dead letter waits until the checkpoint of its shard has passed it. It is left out if its owner
     was lost before its checkpoint and the next one judged the record again.
     """

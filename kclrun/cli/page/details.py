@@ -54,7 +54,7 @@ _WAIT_S: Final = 1.0
 # As many shards as a person has open in tabs, and more.
 _KEYS_MAX: Final = 64
 _OWNERS_AT_ONCE: Final = 4
-# Of S3: the last day, of 4 MB, in so many calls for one reading. What is read is kept, since an
+# Of S3: the last day, of 4 MB, in so many calls for one reading. The rows are kept, since an
 # object never changes; the next reading goes on with older ones.
 _DAYS_S: Final = (86_400.0, 3_600.0, 300.0)
 _LISTS_A_READING: Final = 5

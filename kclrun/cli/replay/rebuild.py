@@ -63,7 +63,7 @@ class RebuildOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _RebuildTarget(msgspec.Struct, frozen=True):
-    """A row whose state is made again, the store for it, and what is wrong with it now."""
+    """A row whose state is made again, the store for it, and why it cannot be used now."""
 
     row: Lease
     store: VersionStore
