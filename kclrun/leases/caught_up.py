@@ -22,7 +22,7 @@ _VIEW_OLD_FAILOVERS: Final = 4.0
 
 
 class LeasesElsewhere:
-    """The unended leases that other live owners hold, at the last scan, and the facts known of them.
+    """The unended leases that other live owners hold, at the last scan, and their facts.
 
     `halted` stand still until an operator resumes them, as our own do. `reading` were seen to be
     renewed. `unknown` are the others, each with the reason in words.

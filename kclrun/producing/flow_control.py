@@ -222,8 +222,8 @@ class ProducerMetrics(msgspec.Struct, frozen=True):
     failed_requests: int
     waiting_records: int
     waiting_bytes: int
-    failed_records: int
     shards: dict[str, ShardMetrics]
+    failed_records: int = 0
 
     @property
     def batch_records(self) -> int:
