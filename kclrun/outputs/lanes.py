@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,14 @@ class Pace(msgspec.Struct, frozen=True):
     roll_s: float
     roll_bytes: int
     buffer_bytes: int
+
+
+class PacedOutput(NamedTuple):
+    """An output of the settings that is open, and when it commits."""
+
+    name: str
+    output: Output
+    pace: Pace
 
 
 class Lane:

@@ -20,11 +20,10 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.outputs.commits import Commits, CommitSpans, Keyed, OwnPaces, Turn, WithState
 from kclrun.outputs.destination_waits import OUTPUTS_THREAD, DestinationWaits
-from kclrun.outputs.lanes import FREE_SHARE, Lane, Pace
+from kclrun.outputs.lanes import FREE_SHARE, Lane, Pace, PacedOutput
 from kclrun.outputs.outbox import Decided
 from kclrun.outputs.row_trials import RowTrials
 from kclrun.outputs.waiting_rows import WaitingRows
-from kclrun.ports import Output
 
 
 class Outputs:
@@ -39,7 +38,7 @@ class Outputs:
 
     def __init__(
         self,
-        outputs: Sequence[tuple[str, Output, Pace]],
+        outputs: Sequence[PacedOutput],
         *,
         post: Callable[[events.Event], None],
         hold: Callable[[bool], None],
@@ -55,7 +54,7 @@ class Outputs:
         self._is_manual = is_manual
         if state is not None:
             pace = Pace(0.0, 0, state.buffer_bytes)
-            outputs = [("", state.versions, pace), *outputs]
+            outputs = [PacedOutput("", state.versions, pace), *outputs]
         self._lanes = [
             Lane(index, name, output, pace) for index, (name, output, pace) in enumerate(outputs)
         ]

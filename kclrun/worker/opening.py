@@ -22,7 +22,7 @@ from kclrun.model.state import StateDestination, version_folder
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials
 from kclrun.outputs.commits import STATE_BUFFER_BYTES, Keyed
-from kclrun.outputs.lanes import Pace
+from kclrun.outputs.lanes import Pace, PacedOutput
 from kclrun.outputs.outbox import BoxedOutput, Decided
 from kclrun.outputs.row_trials import RowTrials
 from kclrun.outputs.sending import Outputs
@@ -195,7 +195,7 @@ class OutputOpening:
         for place in self._spec.outputs:
             if not place.grows:
                 pace = Pace(place.roll_s, place.roll_bytes, place.buffer_bytes)
-                opened.append((place.name, self._opened(place, at_row), pace))
+                opened.append(PacedOutput(place.name, self._opened(place, at_row), pace))
         row = self._decided(at_row, opened)
         keyed = entries = decided = None
         if self._spec.state is not None:
@@ -235,12 +235,12 @@ class OutputOpening:
         has_outbox = spec.state is not None and spec.state.has_outbox
         return BoxedOutput(output) if has_outbox else output
 
-    def _decided(self, row: Lease, opened: Sequence[tuple[str, Output, Pace]]) -> Lease:
+    def _decided(self, row: Lease, opened: Sequence[PacedOutput]) -> Lease:
         """The row as it would be if its last owner had finished the commit that the first output
         decided [K12]. The same row without such a commit, and without an outbox."""
         if self._spec.state is None or not self._spec.state.has_outbox or not opened:
             return row
-        name, first, _ = opened[0]
+        name, first = opened[0].name, opened[0].output
         assert isinstance(first, BoxedOutput), "with an outbox every output is one"
         stored = None if row.outputs is None else row.outputs.of(name)
         at = stored or Cursor.of(row.checkpoint)
