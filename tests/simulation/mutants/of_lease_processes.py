@@ -406,7 +406,7 @@ OF_LEASE_PROCESSES = (
     Mutant(
         name="checkpoint-passes-a-held-record",
         file="kclrun/calling/failures.py",
-        old="        unsettled = [*(each.index for each in waiting), *self._left[:1]]\n",
+        old="        unsettled = [*(step.index for step in waiting), *self._left[:1]]\n",
         new="        unsettled = [*self._left[:1]]\n",
         breaks="a stop in the middle of a search checkpoints a record that has no letter yet",
         source="I13: durable before the checkpoint",
