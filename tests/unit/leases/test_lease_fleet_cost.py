@@ -12,16 +12,21 @@ from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import (
     ManagerPolicy,
     is_seldom,
+    kcl3_mode_every_s,
+    lists_shards,
     scan_delay_s,
 )
 from kclrun.leases.table_view import Observation
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
+from tests.support.tables import over_rows
 
 ROW_BYTES = 392  # measured: a checkpoint of 56 digits, owner, range, what we publish
 READ_UNIT_BYTES = 4096
 QUERY_UNITS = 0.5
+NEW_TABLE_UNITS_PER_S = 12_000
+PAGES_OF_10_000_SHARDS = 10
 
 
 def fleet(count):
@@ -47,6 +52,19 @@ def test_fifty_managers_over_five_hundred_rows_read_244_units_a_second():
     assert read_units_per_s(50, 500) == pytest.approx(244, abs=1)
 
 
+def test_a_thousand_managers_over_ten_thousand_rows_stay_below_what_a_new_table_serves():
+    assert read_units_per_s(1000, 10_000) == pytest.approx(9_153, abs=1)
+    assert read_units_per_s(1000, 10_000) < NEW_TABLE_UNITS_PER_S
+
+
+@over_rows("count", [1, 5, 16, 17, 1000])
+def test_a_fleet_of_any_size_reads_the_mode_of_a_kcl_3_fleet_once_a_minute(count):
+    pool = frozenset(fleet(count))
+    readers = [seldom for seldom, _ in scanners(count)].count(False)
+
+    assert readers * 60 / kcl3_mode_every_s(pool) == pytest.approx(1)
+
+
 def test_beyond_256_managers_more_of_them_read_no_more():
     few, many = read_units_per_s(272, 10_000), read_units_per_s(1000, 10_000)
 
@@ -55,6 +73,28 @@ def test_beyond_256_managers_more_of_them_read_no_more():
 
 def test_up_to_256_managers_the_seldom_scans_keep_the_pace_of_a_java_workers_taker():
     assert {delay_s for _, delay_s in scanners(256)} == {5.0, 20.0}
+
+
+def test_while_a_hole_waits_eight_of_a_thousand_managers_list_in_a_cycle():
+    pool, listings_per_s, shares = frozenset(fleet(1000)), 0.0, {}
+    for owner, (seldom, delay_s) in zip(fleet(1000), scanners(1000), strict=True):
+        if seldom not in shares:  # those that scan as often are alike
+            policy, chances = ManagerPolicy(me=owner), [n / 500 for n in range(500)]
+            listed = sum(lists_shards(policy, pool, one, is_needed=True) for one in chances)
+            shares[seldom] = listed / len(chances)
+        listings_per_s += shares[seldom] / delay_s
+
+    assert listings_per_s == pytest.approx(8 / 5, rel=0.1)
+    assert listings_per_s * PAGES_OF_10_000_SHARDS < 20  # of 1,000 calls a second
+
+
+@pytest.mark.parametrize("owners", [1, 2, 8])
+def test_a_few_managers_each_list_while_a_hole_waits(owners):
+    pool = frozenset(fleet(owners))
+
+    assert all(
+        lists_shards(ManagerPolicy(me=me), pool, 0.999, is_needed=True) for me in fleet(owners)
+    )
 
 
 def seen_expired_s(chance, owners, lost):
@@ -115,6 +155,17 @@ def next_scan(core):
         for command in core.handle(e.Ticked(), now):
             if isinstance(command, c.ScanTable):
                 return command, now
+
+
+def test_a_seldom_scan_may_be_a_moment_old_and_a_frequent_one_is_not():
+    pool = frozenset(fleet(300))
+    seldom = next(me for me in fleet(300) if is_seldom(ManagerPolicy(me=me), pool))
+    frequent = next(me for me in fleet(300) if not is_seldom(ManagerPolicy(me=me), pool))
+
+    scan, at = next_scan(manager_of(300, seldom))
+    assert (scan, at > 20.0) == (c.ScanTable(consistent=False), True)
+    scan, at = next_scan(manager_of(300, frequent))
+    assert (scan, at < 5.1) == (c.ScanTable(), True)
 
 
 def test_a_scan_that_something_waits_for_is_consistent_with_a_seldom_scanner_too():

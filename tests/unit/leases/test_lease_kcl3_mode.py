@@ -7,7 +7,8 @@ import itertools
 
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
-from tests.unit.leases.manager_life import JAVA, OTHER, ManagerLife, row
+from kclrun.leases.policy import ManagerPolicy, is_seldom
+from tests.unit.leases.manager_life import JAVA, ME, OTHER, ManagerLife, row, rows_of
 
 NATIVE = "CLIENT_VERSION_3X"
 COMPATIBLE = "CLIENT_VERSION_UPGRADE_FROM_2X"
@@ -46,6 +47,19 @@ def test_one_of_many_leaves_most_of_the_reads_to_the_others():
     assert 3 <= len(asked) <= 5  # every four minutes
 
 
+def test_who_scans_seldom_leaves_all_of_them_to_the_others():
+    others = [row(f"s{n}", f"kclrun:a:host{n}:n") for n in range(1000)]
+
+    life = watching(*others)
+
+    assert is_seldom(ManagerPolicy(me=ME), {other.owner for other in others} | {ME})
+    assert reads_of(life, 3_000) == []
+
+
+def test_where_no_such_fleet_can_be_nothing_is_read():
+    assert reads_of(ManagerLife(), 300) == []
+
+
 def test_no_second_question_is_asked_before_the_first_is_answered():
     life = watching()
     asked = 0
@@ -54,6 +68,26 @@ def test_no_second_question_is_asked_before_the_first_is_answered():
         asked += len(life.asked(c.ReadKcl3Mode))
 
     assert (asked, life.now > 300) == (1, True)
+
+
+def test_a_fleet_that_leaves_the_shared_protocol_there_is_reported_once_with_what_to_do():
+    life = watching(*rows_of(OTHER, 2, "s"))
+
+    notes = []
+    for mode in (None, COMPATIBLE, NATIVE, NATIVE):
+        life.say(e.Kcl3ModeRead(mode))
+        notes += life.asked(c.Note)
+        life.scan()
+        notes += [note for note in life.asked(c.Note) if note.event == "kcl3_native"]
+
+    (reported,) = notes
+    assert (reported.event, reported.level, reported.fields["what"]) == (
+        "kcl3_native",
+        "error",
+        str([NATIVE]),
+    )
+    assert "CoordinatorState" in reported.fields["reason"]
+    assert life.core.native_mode == NATIVE
 
 
 def test_the_advice_to_a_fleet_without_java_workers_stops_nothing():

@@ -1,5 +1,6 @@
 """What a producer sends next: order per key, full requests, the service's bounds, no dead end."""
 
+from itertools import pairwise
 from math import inf
 
 import pytest
@@ -346,6 +347,98 @@ def test_a_request_is_filled_to_the_last_byte(more, requests):
     assert taken_now == requests
 
 
+def test_a_slowed_shard_whose_only_request_failed_is_sent_it_again(core):
+    core.add(low(0))
+    core.settle(request := core.take(now=0.0, hurried=True), refused(request), now=0.0)
+    now = 0.0
+    for _ in range(3):
+        now = core.due_at(now, hurried=True)
+        slowed = core.take(now, hurried=True)
+        assert numbers(slowed) == [0]
+        assert core.take(now, hurried=True) is None
+        core.fail(slowed, Unavailable("no", operation="PutRecords"), now=now, chance=0.5)
+
+
+@pytest.mark.parametrize("order", [(low, high), (high, low)])
+def test_a_request_with_records_of_a_slowed_shard_is_not_sent_at_full_speed(core, order):
+    core.add(low(0))
+    core.settle(request := core.take(now=0.0, hurried=True), refused(request), now=0.0)
+    assert request.is_full_speed
+    for number, of_shard in enumerate(order, 1):
+        core.add(of_shard(number))
+
+    together = core.take(now=core.due_at(0.0, hurried=True) + 1.0, hurried=True)
+
+    assert {shard_of(put) for put in together.entries} == {LOW, HIGH}
+    assert not together.is_full_speed
+
+
+def test_a_refusing_shard_slows_down_by_itself(core):
+    for number in range(300):
+        core.add(low(number, f"low{number}"))
+    request = core.take(now=0.0, hurried=True)
+    core.settle(request, refused(request), now=0.0)
+    for number in range(500):
+        core.add(high(number, f"high{number}"))
+
+    healthy = core.take(now=0.0)
+    resting = core.take(now=0.05, hurried=True)
+    slowed = core.take(now=0.1, hurried=True)
+    one_at_a_time = core.take(now=10.0, hurried=True)
+
+    assert {shard_of(put) for put in healthy.entries} == {HIGH}
+    assert resting is None
+    assert [shard_of(put) for put in slowed.entries] == [LOW] * 250
+    assert one_at_a_time is None
+    metrics = core.metrics(10.0)
+    assert (metrics.shards[LOW].batch_records, metrics.shards[LOW].pause_s) == (250, 0.1)
+    assert (metrics.shards[HIGH].batch_records, metrics.shards[HIGH].pause_s) == (500, 0.0)
+
+
+def test_a_slowed_shard_has_one_request_under_way_whatever_the_others_do(core):
+    for number in range(100):
+        core.add(low(number, f"low{number}"))
+        core.add(high(number, f"high{number}"))
+    first = core.take(now=0.0, hurried=True)
+    core.settle(first, refused(first), now=0.0)
+    for number in range(1000):
+        core.add(low(number, f"more{number}"))
+    both = core.take(now=0.1, hurried=True)
+    core.settle(
+        both,
+        [THROTTLED if shard_of(put) == HIGH else PutResult("1", LOW) for put in both.entries],
+        now=0.1,
+    )
+    only_low = core.take(now=0.2, hurried=True)
+
+    for number in range(100):
+        core.add(high(number, f"again{number}"))
+    later = core.take(now=5.0, hurried=True)
+    core.settle(later, taken(later), now=5.0)
+    no_low_yet = core.take(now=10.0, hurried=True)
+
+    assert {shard_of(put) for put in only_low.entries} == {LOW}
+    assert {shard_of(put) for put in later.entries} == {HIGH}
+    assert no_low_yet is None or {shard_of(put) for put in no_low_yet.entries} == {HIGH}
+
+
+def test_a_shard_left_alone_for_long_is_sent_full_batches_again(core):
+    core.add(low(0))
+    request = core.take(now=0.0, hurried=True)
+    core.settle(request, refused(request), now=0.0)
+    request = core.take(now=0.1, hurried=True)
+    core.settle(request, taken(request), now=0.1)
+    slow = core.metrics(0.1).shards[LOW].batch_records
+
+    for number in range(600):
+        core.add(low(number, f"key{number}"))
+    request = core.take(now=60.0)
+
+    assert slow < 500
+    assert len(request.entries) == 500
+    assert request.is_full_speed
+
+
 def test_the_shards_take_turns_where_a_request_has_no_room_for_all():
     core = pending(record_bytes_max=5 * 2**20)
     for number in range(3):
@@ -355,6 +448,55 @@ def test_the_shards_take_turns_where_a_request_has_no_room_for_all():
     turns = [[shard_of(put) for put in core.take(now=0.0).entries] for _ in range(4)]
 
     assert turns == [[LOW], [HIGH], [LOW], [HIGH]]
+
+
+def test_a_listing_without_the_lowest_range_does_no_harm():
+    third = 2**128 // 3
+    core = pending(
+        shards=[
+            Shard("b", HashRange(third, 2 * third - 1), "1"),
+            Shard("c", HashRange(2 * third, HASH_KEY_MAX), "1"),
+        ]
+    )
+    core.add(low(1))
+    request = core.take(now=0.0, hurried=True)
+    core.settle(request, refused(request), now=0.0)
+
+    assert core.metrics(0.0).shards["b"].refusals == 1
+    assert numbers(core.take(now=1.0, hurried=True)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("lows", "highs", "sent"),
+    [
+        (2000, 100, (400, 100)),
+        (100, 2000, (100, 400)),
+        (2000, 2000, (250, 250)),
+        (2000, 0, (500, 0)),
+    ],
+)
+def test_every_shard_gets_its_share_of_a_request(core, lows, highs, sent):
+    for number in range(lows):
+        core.add(low(number, f"low{number}"))
+    for number in range(highs):
+        core.add(high(number, f"high{number}"))
+
+    shards = [shard_of(put) for put in core.take(now=0.0).entries]
+
+    assert (shards.count(LOW), shards.count(HIGH)) == sent
+
+
+def test_a_key_that_is_under_way_makes_no_request_due_however_it_grows(core):
+    core.add(low(0))
+    request = core.take(now=0.0, hurried=True)
+    for number in range(1, 600):
+        core.add(low(number))
+
+    assert core.due_at(0.0, hurried=True) == inf
+    assert core.take(now=0.0, hurried=True) is None
+    core.settle(request, taken(request), now=0.0)
+    assert core.due_at(0.0, hurried=True) == 0.0
+    assert numbers(core.take(now=0.0)) == [1], "599 records wait, more than a request takes"
 
 
 def test_a_request_is_due_with_the_first_shard_whose_pause_ends(core):
@@ -374,6 +516,41 @@ def test_a_request_is_due_with_the_first_shard_whose_pause_ends(core):
     assert core.due_at(0.2, hurried=True) == pytest.approx(0.3)
 
 
+def test_each_shard_that_pauses_is_woken_at_the_end_of_its_own_pause():
+    third, flow = 2**128 // 3, Flow()
+    ends = {"a": 0.1, "b": 0.2, "c": 0.4}
+    shards = [
+        Shard(name, HashRange(at * third, (at + 1) * third - 1), "1")
+        for at, name in enumerate(ends)
+    ]
+    for name, end in ends.items():
+        flow.of(name).refused(sent_at=end - 0.1, now=end - 0.1)
+    core = PendingRecords(shards, ProducerSettings(), flow)
+    for number in range(3):
+        core.add(entry(number, f"key{number}", str(number * third)))
+    assert core.take(now=0.0, hurried=True) is None
+
+    for number, end in enumerate(ends.values()):
+        assert core.due_at(0.0, hurried=True) == pytest.approx(end)
+        assert core.take(now=end - 0.01, hurried=True) is None
+        assert numbers(core.take(now=end + 0.001, hurried=True)) == [number]
+
+
+def test_the_pauses_after_failed_requests_begin_anew_after_an_answer(core):
+    core.add(low(0))
+    now, pauses = 0.0, []
+    for outcome in ("failed", "failed", "failed", "refused", "failed"):
+        request = core.take(now, hurried=True)
+        if outcome == "refused":
+            core.settle(request, refused(request), now)
+        else:
+            core.fail(request, Unavailable("no", operation="PutRecords"), now, chance=0.5)
+        pauses.append(round(core.due_at(now, hurried=True) - now, 3))
+        now = core.due_at(now, hurried=True)
+
+    assert pauses == [0.15, 0.3, 0.6, 0.1, 0.15]
+
+
 def test_a_new_listing_moves_what_waits_and_forgets_the_turns_and_weights_of_the_old_one(core):
     for number in range(600):
         core.add(low(number, f"low{number}"))
@@ -384,6 +561,21 @@ def test_a_new_listing_moves_what_waits_and_forgets_the_turns_and_weights_of_the
     assert core.take(now=0.0) is None, "200 wait, which is not a full request"
     assert len(core.take(now=0.0, hurried=True).entries) == 200
     assert core.due_at(0.0, hurried=True) == inf
+
+
+def test_of_more_shards_than_a_request_has_room_for_each_gets_one_record():
+    bounds = [2**128 * number // 600 for number in range(601)]
+    shards = [
+        Shard(f"shardId-{number:012}", HashRange(first, last - 1), "1")
+        for number, (first, last) in enumerate(pairwise(bounds))
+    ]
+    core = pending(shards)
+    for number in range(1200):
+        core.add(entry(number, f"key{number}", str(bounds[number % 600])))
+
+    request = core.take(now=0.0)
+
+    assert len(request.entries) == len({put.explicit_hash_key for put in request.entries}) == 500
 
 
 def test_a_shard_that_takes_nothing_for_its_budget_ends_in_an_error_that_says_so():
@@ -414,6 +606,22 @@ def test_a_shard_that_takes_nothing_for_its_budget_ends_in_an_error_that_says_so
     assert "1 records are not acknowledged" in str(raised.value)
     assert raised.value.code == "ProvisionedThroughputExceededException"
     assert "secret" not in str(raised.value)
+
+
+def test_a_shard_that_takes_a_little_is_not_given_up():
+    core = pending(give_up_after_s=60.0)
+    for number in range(150):
+        core.add(low(number, f"key{number}"))
+
+    now = 0.0
+    while core.waiting_records:
+        request = core.take(now, hurried=True)
+        only_one = [PutResult("1", LOW), *[THROTTLED] * (len(request.entries) - 1)]
+        core.settle(request, only_one, now)
+        now = max(now, core.due_at(now, hurried=True)) if core.waiting_records else now
+
+    assert now > 600
+    assert core.metrics(now).records == 150
 
 
 def test_the_budget_starts_anew_with_each_record_taken():
@@ -469,6 +677,22 @@ def test_a_request_that_failed_as_a_whole_is_sent_again_in_order_after_a_pause(l
         core.fail(again, leaf("no", operation="PutRecords", code="X"), now=10.0, chance=0.5)
 
 
+def test_each_request_that_failed_as_a_whole_is_counted_once_and_its_records_are_not_refused(core):
+    core.add(low(0))
+    core.add(high(1))
+    now = 0.0
+    for failed in (1, 2, 3):
+        request = core.take(now, hurried=True)
+        core.fail(request, Unavailable("no", operation="PutRecords"), now=now, chance=0.5)
+        assert core.metrics(now).failed_requests == failed
+        now = core.due_at(now, hurried=True)
+    request = core.take(now, hurried=True)
+    core.settle(request, (taken(request)[0], THROTTLED), now)
+
+    reported = core.metrics(now)
+    assert (reported.failed_requests, reported.requests, reported.refused_records) == (3, 1, 1)
+
+
 def test_an_answer_from_an_unknown_shard_makes_the_map_stale_and_a_new_one_moves_what_waits(core):
     for number in range(2):
         core.add(high(number))
@@ -489,6 +713,16 @@ def test_an_answer_from_an_unknown_shard_makes_the_map_stale_and_a_new_one_moves
     assert not core.is_stale
     assert core.backlog.records == 0
     assert set(core.metrics(0.0).shards) == {LOW, "shardId-000000000003"}
+
+
+def test_an_answer_that_names_no_shard_says_nothing_about_the_map(core):
+    core.add(high(1))
+    request = core.take(now=0.0, hurried=True)
+
+    core.settle(request, [PutResult("1")], now=0.0)
+
+    assert not core.is_stale
+    assert core.waiting_records == 0
 
 
 def test_a_stream_without_an_open_shard_is_refused():

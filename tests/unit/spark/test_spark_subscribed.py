@@ -132,6 +132,23 @@ def subscribed_world(last=3):
     return world, page.next_iterator
 
 
+def test_a_subscription_begins_where_a_polled_page_ended_at_the_tip():
+    world = World(last=3)
+    world.lag_ms = 5
+
+    first = world.reader.fetch(world.token(), 2)
+    world.reader.step()
+    assert world.starts == []  # behind the tip
+    world.lag_ms = 0
+    world.reader.fetch(first.next_iterator, 1)
+    world.reader.step()
+    assert world.starts == []  # a full page: nothing was looked for behind it
+    world.reader.fetch(first.next_iterator, 2)
+    world.reader.step()
+
+    assert world.starts == [after(3)]
+
+
 def test_pushed_records_come_without_a_call_once_and_split_at_the_limit():
     world, token = subscribed_world()
     world.push(event(4, 5), event(6))
@@ -146,6 +163,16 @@ def test_pushed_records_come_without_a_call_once_and_split_at_the_limit():
     assert world.polls() == []
 
 
+def test_a_pushed_page_says_when_its_subscription_was_requested_and_not_when_it_came():
+    world, token = subscribed_world()
+    world.at += 200.0
+    world.push(event(4))
+
+    page = world.reader.fetch(token, 10)
+
+    assert page.served_at == 1_100.0  # the service's time at 100.0
+
+
 def test_an_event_without_records_that_says_there_are_more_is_no_page_the_shard_is_polled():
     world, token = subscribed_world()
     world.push(event(4), event(lag_ms=40))
@@ -158,6 +185,18 @@ def test_an_event_without_records_that_says_there_are_more_is_no_page_the_shard_
 
     assert [numbers(each) for each in (first, second, third)] == [[4], [5], []]
     assert world.polls() == ["GetShardIterator", "GetRecords"]
+
+
+def test_until_the_first_event_the_shard_is_polled():
+    world = World(last=3)
+    token = world.reader.fetch(world.token(), 10_000).next_iterator
+    world.reader.step()
+    world.polls()
+
+    page = world.reader.fetch(token, 10_000)
+
+    assert world.polls() == ["GetRecords"]
+    assert not page.is_pushed
 
 
 def test_records_that_were_polled_meanwhile_are_left_out_of_the_events():
@@ -360,6 +399,21 @@ def test_a_place_that_a_subscription_is_at_needs_no_iterator():
 
     assert numbers(page) == [4]
     assert world.polls() == []
+
+
+def test_news_wake_once_until_they_are_taken():
+    world, token = subscribed_world()
+    assert (set(world.reader.news()), world.woken) == (set(), 0)
+
+    world.push(event(4), event(5), event())
+    assert world.woken == 1
+    assert set(world.reader.news()) == {SHARD}
+    world.reader.fetch(token, 10_000)
+    world.push(event(6, lag_ms=40))
+    world.push(event(lag_ms=0))  # no record, and now the tip
+
+    assert world.woken == 2
+    assert set(world.reader.news()) == {SHARD}
 
 
 def test_shards_that_are_not_read_any_more_and_all_at_the_end_are_unsubscribed():
