@@ -9,7 +9,7 @@ import pytest
 
 from kclrun.errors import InvariantViolation
 from kclrun.lease import events
-from kclrun.leases import shard_sync
+from kclrun.leases import cleanup
 from kclrun.local import stream as kinesis
 from kclrun.model.shard import ALL_HASH_KEYS, is_of_changes
 from kclrun.simulation import fleet
@@ -106,7 +106,7 @@ def test_storms_over_such_a_stream_lose_nothing_and_read_no_shard_twice(seed, dr
 
 @pytest.mark.seconds
 def test_an_ended_row_that_goes_while_its_shard_is_listed_is_found(of_changes, monkeypatch):
-    monkeypatch.setattr(shard_sync, "_may_have_more_children", lambda *_: False)
+    monkeypatch.setattr(cleanup, "_may_have_more_children", lambda *_: False)
 
     with pytest.raises(InvariantViolation, match="I11"):
         play(storm(1))

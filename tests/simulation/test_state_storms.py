@@ -7,8 +7,8 @@ import functools
 import pytest
 
 from kclrun.errors import InvariantViolation
+from kclrun.lease import state_machine
 from kclrun.lease.outputs import OutputCommits
-from kclrun.lease.state_machine import LeaseStateMachine
 from kclrun.outputs import state_versions
 from kclrun.outputs.waiting_rows import WaitingRows
 from kclrun.protocol import writes
@@ -45,10 +45,8 @@ def _first_version(commits, row, _):
     return (), commits._state_version if row.state_version is None else None
 
 
-def _late(life):
+def _late(own, _commits, position, last, _policy):
     """P19 with state: the row goes on to what was processed, and keeps the version it has."""
-    own, last = life.own, life.ledger.checkpointed
-    position = life._requests.unacknowledged(life.ledger)
     if own.is_gone or position <= last:
         return None
     generation = own.confirmed.generation
@@ -73,7 +71,7 @@ BROKEN = {
     "K5: a checkpoint does not wait for its version": (
         *(OutputCommits, "covered", lambda _, wanted, *__: wanted, "K1[39]"),
     ),
-    "K3: a late checkpoint with state": (LeaseStateMachine, "_late_checkpoint", _late, "K19"),
+    "K3: a late checkpoint with state": (state_machine, "late_checkpoint", _late, "K19"),
     "R11: values in place": (WaitingRows, "place_changes", _in_place, "K19"),
     "K19: a call that raises leaves its changes": (LiveEntries, "undo_all", lambda *_: None, "K19"),
     "K19: no order of a key": (
