@@ -49,8 +49,10 @@ def _first_version(commits, row, _):
 
 def _late(machine, now, of=LeaseStateMachine._make_last_call):
     """P19 with state: the row goes on to what was processed, and keeps the version it has."""
-    machine._covered = lambda position: position
-    with mock.patch.object(state_machine, "late_checkpoint", _with_the_version_of_before):
+    with (
+        mock.patch.object(machine, "_covered", lambda position: position),
+        mock.patch.object(state_machine, "late_checkpoint", _with_the_version_of_before),
+    ):
         return of(machine, now)
 
 
