@@ -142,8 +142,8 @@ class Windows(Generic[T]):
         if timer.name != self._timer:
             return []
         known = self._open(timer.key, self._context)
-        self._keep(timer.key, [each for each in known if each[1] > timer.at], self._context)
-        return [Window(timer.key, *each) for each in known if each[1] <= timer.at]
+        self._keep(timer.key, [window for window in known if window[1] > timer.at], self._context)
+        return [Window(timer.key, *window) for window in known if window[1] <= timer.at]
 
     def open(
         self, key: Record | str, context: Context | RecordContext | None = None
@@ -151,7 +151,7 @@ class Windows(Generic[T]):
         """The windows of a key that are not closed yet, the earliest first; `context` as in
         `add`."""
         name = key if isinstance(key, str) else key.partition_key
-        return [Window(name, *each) for each in self._open(name, context or self._context)]
+        return [Window(name, *window) for window in self._open(name, context or self._context)]
 
     def _open(self, key: str, of: Context | RecordContext) -> list[tuple[float, float, T]]:
         found: list[tuple[float, float, T]]
@@ -192,7 +192,7 @@ class Windows(Generic[T]):
         watermark: float | None,
     ) -> list[tuple[float, float, T]] | None:
         start, end = span
-        joined = [each for each in known if each[0] <= end and start <= each[1]]
+        joined = [window for window in known if window[0] <= end and start <= window[1]]
         if not joined and _is_past(end, watermark):
             return None
         merged = value
@@ -201,9 +201,9 @@ class Windows(Generic[T]):
             for _, _, held in joined[1:]:
                 merged = self._merge(merged, held)
             merged = self._merge(merged, value)
-        start = min([start, *(each[0] for each in joined)])
-        end = max([end, *(each[1] for each in joined)])
-        rest = [each for each in known if each not in joined]
+        start = min([start, *(window[0] for window in joined)])
+        end = max([end, *(window[1] for window in joined)])
+        rest = [window for window in known if window not in joined]
         return sorted([*rest, (start, end, merged)], key=lambda each: each[:2])
 
 

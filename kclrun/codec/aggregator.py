@@ -168,9 +168,9 @@ def _checked_key_bytes(partition_key: str) -> int:
 
 def _field_bytes(length: int) -> int:
     """A length-delimited field on the wire: one byte of tag (numbers below 16), length, value."""
-    return 1 + _varint_bytes(length) + length
+    return 2 + length if length < 128 else 1 + _varint_bytes(length) + length
 
 
 def _varint_bytes(value: int) -> int:
     """Seven bits a byte, and one byte for 0."""
-    return max(1, (value.bit_length() + 6) // 7)
+    return 1 if value < 128 else (value.bit_length() + 6) // 7

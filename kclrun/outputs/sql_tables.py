@@ -140,7 +140,7 @@ def cursor_table(name: str, schema: str | None) -> sa.Table:
     return sa.Table(
         name,
         sa.MetaData(),
-        *(sa.Column(each, sa.String(size), primary_key=True) for each, size in text),
+        *(sa.Column(column, sa.String(size), primary_key=True) for column, size in text),
         sa.Column("stream_created_ms", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("generation", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("token", sa.BigInteger, nullable=False),

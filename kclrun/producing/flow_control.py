@@ -160,7 +160,9 @@ class Flow:
     def keep(self, shard_ids: Collection[str]) -> None:
         """Forget all other shards: they were closed. So resharding does not make it grow."""
         kept = set(shard_ids)
-        self._shards = {each: flow for each, flow in self._shards.items() if each in kept}
+        self._shards = {
+            shard_id: flow for shard_id, flow in self._shards.items() if shard_id in kept
+        }
 
     def metrics(self, now: float) -> dict[str, ShardMetrics]:
         """By shard id."""

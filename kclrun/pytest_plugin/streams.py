@@ -89,11 +89,11 @@ class TestStream:
 def _records(stream: Stream, now: WallTime) -> list[Record]:
     return [
         Record(
-            data=each.data,
-            partition_key=each.partition_key,
-            sequence_number=each.sequence_number,
-            approximate_arrival_timestamp=each.arrived_at,
+            data=stored.data,
+            partition_key=stored.partition_key,
+            sequence_number=stored.sequence_number,
+            approximate_arrival_timestamp=stored.arrived_at,
         )
         for shard in stream.shards(now)
-        for each in shard.page(shard.start, shard.end - shard.start, 1 << 40)
+        for stored in shard.page(shard.start, shard.end - shard.start, 1 << 40)
     ]

@@ -179,7 +179,7 @@ class SharedProcess:
             channel.send(Left(exit_codes.HOST))
             channel.close()
             return
-        self._serving = [each for each in self._serving if each.is_alive()] + [thread]
+        self._serving = [serving for serving in self._serving if serving.is_alive()] + [thread]
 
     def _run(self, lease: SharedLease, channel: Channel[Left, ToWorker]) -> None:
         try:
@@ -200,7 +200,7 @@ class SharedProcess:
             if not others:
                 return ""
             time.sleep(_LOOK_PAUSE_S)
-        names = {each.native_id: each.name for each in threading.enumerate()}
+        names = {thread.native_id: thread.name for thread in threading.enumerate()}
         named = sorted({names.get(other, "not Python's") for other in others})
         return f"threads ({', '.join(named)})"
 
