@@ -614,11 +614,11 @@ def test_a_shard_that_takes_a_little_is_not_given_up():
         core.add(low(number, f"key{number}"))
 
     now = 0.0
-    while core.waiting_records:
+    while core.backlog.records:
         request = core.take(now, hurried=True)
         only_one = [PutResult("1", LOW), *[THROTTLED] * (len(request.entries) - 1)]
         core.settle(request, only_one, now)
-        now = max(now, core.due_at(now, hurried=True)) if core.waiting_records else now
+        now = max(now, core.due_at(now, hurried=True)) if core.backlog.records else now
 
     assert now > 600
     assert core.metrics(now).records == 150
@@ -722,7 +722,7 @@ def test_an_answer_that_names_no_shard_says_nothing_about_the_map(core):
     core.settle(request, [PutResult("1")], now=0.0)
 
     assert not core.is_stale
-    assert core.waiting_records == 0
+    assert core.backlog.records == 0
 
 
 def test_a_stream_without_an_open_shard_is_refused():
