@@ -87,13 +87,18 @@ class Producer:
         self._stream = stream
         self._client = open_stream_client(stream, settings, role_arn=role_arn).client
         admin = WireStreamAdmin(self._client, stream)
+        try:
+            shards = admin.list_shards()
+        except BaseException:
+            self._client.close()
+            raise
         self._waits = when_full == "block"
         self._limit = record_limit(admin) if record_bytes_max is None else None
         self._limit_lock = threading.Lock()
         self._record_bytes_max = record_bytes_max or RECORD_BYTES_DEFAULT
         engine = KinesisProducer(
             LonePutter(WirePutter(self._client, stream)),
-            admin.list_shards(),
+            shards,
             ProducerSettings(
                 keeps_order=keeps_order,
                 aggregates=aggregates,

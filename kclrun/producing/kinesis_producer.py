@@ -248,9 +248,11 @@ class KinesisProducer:
                 self._is_listing = False
                 if not isinstance(outcome, Exception):
                     self.pending.remap(outcome)
-                elif not isinstance(outcome, ServiceError):
+                elif isinstance(outcome, ServiceError):
+                    # The old list is still usable, and the next answer asks again.
+                    self.pending.listing_failed()
+                else:
                     raise outcome
-                # Otherwise the old list is still usable, and the next answer asks again.
             case _Woken():
                 pass
             case _:

@@ -34,6 +34,8 @@ _PUT: Final = "PutRecords"
 # A listing shows a new shard after some seconds. After so many listings without the shard that an
 # answer named, that shard has expired, or never was: its records are sent again.
 _LISTINGS_MAX: Final = 5
+# A minute without any listing, at one a second, is no passing trouble.
+_FAILED_LISTINGS_MAX: Final = 60
 
 
 class _Misplaced(NamedTuple):
@@ -43,7 +45,8 @@ class _Misplaced(NamedTuple):
     part: Part
     shard_id: str
     sequence_number: str
-    listings: int
+    listings: int = 0
+    failed_listings: int = 0
 
 
 class PendingRecords:
@@ -216,7 +219,13 @@ class PendingRecords:
         self.is_stale = False
         misplaced, self._misplaced = self._misplaced, []
         for aggregate in misplaced:
-            self._place(aggregate)
+            self._place(aggregate._replace(listings=aggregate.listings + 1))
+
+    def listing_failed(self) -> None:
+        """The shards could not be listed: records that wait for it are sent again in the end."""
+        misplaced, self._misplaced = self._misplaced, []
+        for aggregate in misplaced:
+            self._place(aggregate._replace(failed_listings=aggregate.failed_listings + 1))
 
     def metrics(self, now: float) -> ProducerMetrics:
         return ProducerMetrics(
@@ -274,7 +283,7 @@ class PendingRecords:
         if shard_id and shard_id != part.shard_queue.shard_id:
             self.is_stale = True
             if part.is_of_several_hash_keys:
-                self._misplaced.append(_Misplaced(part, shard_id, number, 0))
+                self._misplaced.append(_Misplaced(part, shard_id, number))
                 return
         place = Place(shard_id, number)
         is_aggregate = part.packed.is_aggregate
@@ -288,10 +297,11 @@ class PendingRecords:
     def _place(self, aggregate: _Misplaced) -> None:
         """By a new listing: the records that belong to the aggregate's shard are there, the others
         are sent again."""
-        part, shard_id, number, listings = aggregate
+        part, shard_id, number, listings, failed_listings = aggregate
         hash_range = self._shard_queues.range_of(shard_id)
-        if hash_range is None and listings + 1 < _LISTINGS_MAX:
-            self._misplaced.append(aggregate._replace(listings=listings + 1))
+        may_be_listed = listings < _LISTINGS_MAX and failed_listings < _FAILED_LISTINGS_MAX
+        if hash_range is None and may_be_listed:
+            self._misplaced.append(aggregate)
             self.is_stale = True
             return
         place = Place(shard_id, number)

@@ -200,7 +200,12 @@ def test_an_aggregate_in_the_wrong_child_sends_again_what_does_not_belong_there(
     assert core.metrics(9.0).user_records == 4
 
 
-def test_an_aggregate_in_a_shard_that_is_never_listed_is_sent_again():
+@pytest.mark.parametrize(
+    ("relist", "tries"),
+    [(lambda core: core.remap(TWO), 5), (lambda core: core.listing_failed(), 60)],
+    ids=["listings without it", "no listing at all"],
+)
+def test_an_aggregate_in_a_shard_that_is_never_listed_is_sent_again(relist, tries):
     core = pending(aggregates=True)
     core.add(entry(0, "left", "0"))
     core.add(entry(1, "right", str(HALF - 1)))
@@ -208,10 +213,10 @@ def test_an_aggregate_in_a_shard_that_is_never_listed_is_sent_again():
     core.settle(request, [PutResult("7", "gone")], now=0.0)
     listings = 0
     while core.waits_for_listing:
-        core.remap(TWO)
+        relist(core)
         listings += 1
 
-    assert listings == 5
+    assert listings == tries
     assert sorted(numbers(core.take(now=9.0, hurried=True))) == [0, 1]
 
 
