@@ -5,14 +5,14 @@ Pure. `pending_records.py` decides; here is what is true of each record.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from kclrun import errors
 from kclrun.model.record import PutEntry
 from kclrun.producing.shard_queues import KeyQueue, Receipt, Waiting, weight_of
 
 
-class Outcome(NamedTuple):
+class Outcome(msgspec.Struct, frozen=True):
     """What became of one record. `error` None: it is in the stream, at this place; in an aggregate
     it is user record number `sub_sequence_number`."""
 
@@ -21,13 +21,6 @@ class Outcome(NamedTuple):
     sequence_number: str
     sub_sequence_number: int | None
     error: errors.KclrunError | None
-
-
-class Place(NamedTuple):
-    """A record of the stream: its shard and its number there."""
-
-    shard_id: str
-    sequence_number: str
 
 
 class Backlog:
@@ -63,14 +56,24 @@ class Backlog:
         self.bytes += size_bytes
         return key_queue, is_new
 
-    def deliver(self, key_queue: KeyQueue, place: Place, sub_sequence_number: int | None) -> None:
-        """The stream has the first record of the key queue."""
+    def deliver(
+        self,
+        key_queue: KeyQueue,
+        shard_id: str,
+        sequence_number: str,
+        sub_sequence_number: int | None = None,
+    ) -> None:
+        """The stream has the first record of the key queue, at this place."""
         record = key_queue.entries.popleft()
-        key_queue.weight -= weight_of(record.size_bytes)
-        self._leave(record)
+        size_bytes = record.size_bytes
+        key_queue.weight -= weight_of(size_bytes)
+        self.records -= 1
+        self.bytes -= size_bytes
         self.delivered += record.entry.user_records
         if record.receipt is not None:
-            self.outcomes.append(Outcome(record.receipt, *place, sub_sequence_number, None))
+            self.outcomes.append(
+                Outcome(record.receipt, shard_id, sequence_number, sub_sequence_number, None)
+            )
 
     def fail(self, key_queue: KeyQueue, error: errors.KclrunError) -> None:
         """The first record of the key queue was given up."""
@@ -80,7 +83,8 @@ class Backlog:
 
     def fail_taken(self, record: Waiting, error: errors.KclrunError) -> None:
         """A record that was taken out of its key queue was given up."""
-        self._leave(record)
+        self.records -= 1
+        self.bytes -= record.size_bytes
         self.failed += record.entry.user_records
         if record.receipt is not None:
             self.outcomes.append(Outcome(record.receipt, "", "", None, error))
@@ -102,7 +106,3 @@ class Backlog:
         """What became of records since the last call."""
         outcomes, self.outcomes = self.outcomes, []
         return outcomes
-
-    def _leave(self, record: Waiting) -> None:
-        self.records -= 1
-        self.bytes -= record.size_bytes

@@ -9,8 +9,9 @@ KPL does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final, NamedTuple
+
+import msgspec
 
 from kclrun.codec.aggregator import Aggregator
 from kclrun.model.quotas import PUT_RECORDS_MAX
@@ -29,29 +30,23 @@ class Origin(NamedTuple):
     held: int
 
 
-class Packed(NamedTuple):
-    """One record as the service gets it, and where its records come from."""
+class Part(msgspec.Struct, frozen=True):
+    """One record of a request, as the service gets it, and where its records come from."""
 
     entry: PutEntry
     size_bytes: int
     origins: tuple[Origin, ...]
+    shard_queue: ShardQueue
 
     @property
     def is_aggregate(self) -> bool:
         """Whether it was made of several records here."""
         return len(self.origins) > 1 or self.origins[0].held > 1
 
-
-class Part(NamedTuple):
-    """One record of a request."""
-
-    packed: Packed
-    shard_queue: ShardQueue
-
     @property
     def is_of_several_hash_keys(self) -> bool:
         """Whether some of its records may belong to another shard than others, after a split."""
-        first = {hash_key_of(key_queue.entries[0].entry) for key_queue, _ in self.packed.origins}
+        first = {hash_key_of(key_queue.entries[0].entry) for key_queue, _ in self.origins}
         return len(first) > 1
 
 
@@ -67,7 +62,7 @@ class Request:
 
     @property
     def entries(self) -> tuple[PutEntry, ...]:
-        return tuple([part.packed.entry for part in self.parts])
+        return tuple([part.entry for part in self.parts])
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether such a record fits. The first always fits: above the byte limit it is alone."""
@@ -77,7 +72,7 @@ class Request:
 
     def take(self, part: Part) -> None:
         self.parts.append(part)
-        self._bytes_left -= part.packed.size_bytes
+        self._bytes_left -= part.size_bytes
 
     def __repr__(self) -> str:
         return f"Request({len(self.parts)} records)"
@@ -90,13 +85,14 @@ class Packer:
         size_max = min(AGGREGATE_BYTES_MAX, settings.record_bytes_max)
         self._aggregator = Aggregator(size_max) if settings.aggregates else None
 
-    def next_record(self, ready: Iterable[KeyQueue]) -> Packed:
+    def next_record(self, shard_queue: ShardQueue) -> Part:
         """The record that begins with the oldest entry of the first key queue."""
-        key_queues = iter(ready)
-        first = next(key_queues)
+        first = shard_queue.ready[0]
         alone = first.entries[0]
         if self._aggregator is None:
-            return Packed(alone.entry, alone.size_bytes, (Origin(first, 1),))
+            return Part(alone.entry, alone.size_bytes, (Origin(first, 1),), shard_queue)
+        key_queues = iter(shard_queue.ready)
+        next(key_queues)
         origins: list[Origin] = []
         key_queue: KeyQueue | None = first
         while key_queue is not None:
@@ -107,19 +103,20 @@ class Packer:
                 break
             key_queue = next(key_queues, None)
         if not origins:
-            return Packed(alone.entry, alone.size_bytes, (Origin(first, 1),))
+            return Part(alone.entry, alone.size_bytes, (Origin(first, 1),), shard_queue)
         made = self._aggregator.finish()
         if len(origins) == 1 and origins[0].held == 1:
-            return Packed(alone.entry, alone.size_bytes, tuple(origins))
+            return Part(alone.entry, alone.size_bytes, tuple(origins), shard_queue)
         count = sum([origin.held for origin in origins])
         aggregate = PutEntry(made.data, made.partition_key, made.explicit_hash_key, count)
-        return Packed(aggregate, aggregate.size_bytes, tuple(origins))
+        return Part(aggregate, aggregate.size_bytes, tuple(origins), shard_queue)
 
     def _add_all(self, aggregator: Aggregator, key_queue: KeyQueue) -> int:
         """How many of the queue's first records were added."""
         routed_by = key_queue.entries[0].entry.explicit_hash_key
         held = 0
-        for entry, _, _ in key_queue.entries:
+        for record in key_queue.entries:
+            entry = record.entry
             # An aggregate inside an aggregate would not be opened by readers. With one hash key a
             # key's records are all in the shard where they belong, or are all sent again.
             if entry.user_records > 1 or entry.explicit_hash_key != routed_by:

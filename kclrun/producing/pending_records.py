@@ -16,7 +16,7 @@ from kclrun.model.record import PutEntry, PutResult
 from kclrun.model.shard import Shard
 from kclrun.model.time import backoff_s
 from kclrun.ports import Retry, classify
-from kclrun.producing.backlog import Backlog, Place
+from kclrun.producing.backlog import Backlog
 from kclrun.producing.flow_control import Flow, ProducerMetrics, ProducerSettings
 from kclrun.producing.packing import Packer, Part, Request
 from kclrun.producing.shard_queues import (
@@ -264,12 +264,12 @@ class PendingRecords:
         count = 0
         has_room = True
         while shard_queue.ready and before + count < allowed:
-            packed = self._packer.next_record(shard_queue.ready)
-            has_room = request.has_room(packed.size_bytes)
+            part = self._packer.next_record(shard_queue)
+            has_room = request.has_room(part.size_bytes)
             if not has_room:
                 break
-            self._shard_queues.take(shard_queue, len(packed.origins))
-            request.take(Part(packed, shard_queue))
+            self._shard_queues.take(shard_queue, len(part.origins))
+            request.take(part)
             count += 1
         if count:
             request.shard_queues[shard_queue] = before + count
@@ -279,18 +279,21 @@ class PendingRecords:
     def _acknowledge(self, part: Part, result: PutResult) -> None:
         shard_id, number = result.shard_id or "", result.sequence_number or ""
         self._records += 1
-        self._bytes += part.packed.size_bytes
+        self._bytes += part.size_bytes
         if shard_id and shard_id != part.shard_queue.shard_id:
             self.is_stale = True
             if part.is_of_several_hash_keys:
                 self._misplaced.append(_Misplaced(part, shard_id, number))
                 return
-        place = Place(shard_id, number)
-        is_aggregate = part.packed.is_aggregate
+        if not part.is_aggregate:
+            key_queue = part.origins[0].key_queue
+            self.backlog.deliver(key_queue, shard_id, number)
+            self._go_on(key_queue)
+            return
         index = 0
-        for key_queue, held in part.packed.origins:
+        for key_queue, held in part.origins:
             for _ in range(held):
-                self.backlog.deliver(key_queue, place, index if is_aggregate else None)
+                self.backlog.deliver(key_queue, shard_id, number, index)
                 index += 1
             self._go_on(key_queue)
 
@@ -304,15 +307,14 @@ class PendingRecords:
             self._misplaced.append(aggregate)
             self.is_stale = True
             return
-        place = Place(shard_id, number)
         index = 0
-        for key_queue, held in part.packed.origins:
+        for key_queue, held in part.origins:
             # One hash key: all of them, or none.
             hash_key = hash_key_of(key_queue.entries[0].entry)
             is_there = hash_range is not None and hash_key in hash_range
             if is_there:
                 for number_there in range(index, index + held):
-                    self.backlog.deliver(key_queue, place, number_there)
+                    self.backlog.deliver(key_queue, shard_id, number, number_there)
             else:
                 self._refused += held
             index += held
@@ -331,11 +333,11 @@ class PendingRecords:
             where = f"a record for {part.shard_queue.shard_id}"
             self._fail_part(part, _refused_for_good(where, code))
             return
-        for key_queue, _ in reversed(part.packed.origins):
+        for key_queue, _ in reversed(part.origins):
             self._shard_queues.queue(key_queue, first=True)
 
     def _fail_part(self, part: Part, error: errors.KclrunError) -> None:
-        for key_queue, held in part.packed.origins:
+        for key_queue, held in part.origins:
             for _ in range(held):
                 self.backlog.fail(key_queue, error)
             self._go_on(key_queue)

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
+import msgspec
+
 from kclrun import errors
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.codec.record_sizes import REQUEST_BYTES_MAX
@@ -31,7 +33,7 @@ class Receipt(Protocol):
     deadline: float
 
 
-class Waiting(NamedTuple):
+class Waiting(msgspec.Struct, frozen=True, gc=False):
     """One record that waits or is under way. `receipt` None: the producer reports no single
     record."""
 
@@ -185,15 +187,17 @@ class ShardQueues:
         self._ready[shard_queue] = None
         self.weigh(shard_queue, key_queue.weight)
 
-    def take(self, shard_queue: ShardQueue, count: int) -> list[KeyQueue]:
+    def take(self, shard_queue: ShardQueue, count: int) -> None:
         """Take the next key queues out of the queue of a shard queue that has so many."""
-        taken = [shard_queue.ready.popleft() for _ in range(count)]
-        for key_queue in taken:
+        ready = shard_queue.ready
+        weight = 0
+        for _ in range(count):
+            key_queue = ready.popleft()
             key_queue.shard_queue = None
-        self.weigh(shard_queue, -sum([key_queue.weight for key_queue in taken]))
-        if not shard_queue.ready:
+            weight += key_queue.weight
+        self.weigh(shard_queue, -weight)
+        if not ready:
             del self._ready[shard_queue]
-        return taken
 
     def take_expired(self, now: float) -> list[Expired]:
         """Take out the records that have waited until their deadline. A record that is under way

@@ -94,7 +94,7 @@ def test_a_storm_of_refusals_failures_and_reshards_loses_nothing_and_keeps_the_o
                 key_queue.key
                 for request in under_way
                 for part in request.parts
-                for key_queue, _ in part.packed.origins
+                for key_queue, _ in part.origins
             ]
             assert len(together) == len(set(together)), "a key is under way twice"
         if chance.random() < 0.05:

@@ -234,7 +234,15 @@ def test_a_receipt_has_the_place_of_its_record_in_the_stream():
     request = core.take(now=0.0, hurried=True)
     core.settle(request, [PutResult("11", LOW), PutResult("22", HIGH)], now=0.0)
 
-    found = {outcome.receipt: outcome[1:] for outcome in core.backlog.outcomes}
+    found = {
+        outcome.receipt: (
+            outcome.shard_id,
+            outcome.sequence_number,
+            outcome.sub_sequence_number,
+            outcome.error,
+        )
+        for outcome in core.backlog.outcomes
+    }
     assert [found[receipt] for receipt in receipts[:3]] == [
         (LOW, "11", number, None) for number in range(3)
     ]
