@@ -66,7 +66,7 @@ class BackgroundProducer:
         self._require_own_process()
         with self._lock:
             self._require_open()
-            if self._engine.pending.is_full:
+            if self._engine.pending.backlog.is_full:
                 self._wait_for_room(waits=waits)
             deadline = time.monotonic() + self._give_up_after_s
             delivery = Delivery(self._settled, deadline, self._batch)
@@ -79,7 +79,7 @@ class BackgroundProducer:
         """Block until the buffer has room. Raises: SinkError after the end."""
         self._require_own_process()
         with self._lock:
-            if self._engine.pending.is_full:
+            if self._engine.pending.backlog.is_full:
                 self._wait_for_room(waits=True)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -156,7 +156,7 @@ class BackgroundProducer:
                 f"{self._name}: {self._engine.pending.backlog.records:,} records wait to be sent"
             )
         self._require_other_thread("put")
-        self._hurried_until(lambda: not self._engine.pending.is_full, None)
+        self._hurried_until(lambda: not self._engine.pending.backlog.is_full, None)
         self._require_open()
 
     def _require_other_thread(self, what: str) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from kclrun import errors
 from kclrun.model.record import PutEntry
+from kclrun.producing.flow_control import ProducerSettings
 from kclrun.producing.shard_queues import KeyQueue, Receipt, Waiting, weight_of
 
 
@@ -29,13 +30,22 @@ class Backlog:
     A record leaves by `deliver` or `fail`, once, from the front of its key queue.
     """
 
-    def __init__(self, *, is_ordered: bool) -> None:
-        self._is_ordered = is_ordered
+    def __init__(self, settings: ProducerSettings) -> None:
+        self._settings = settings
+        self._is_ordered = settings.keeps_order or settings.aggregates
         self._by_key: dict[str, KeyQueue] = {}
         self._unordered: set[KeyQueue] = set()
         self.records = self.bytes = 0
         self.delivered = self.failed = 0
         self.outcomes: list[Outcome] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the buffer is full: add no record now."""
+        return (
+            self.records >= self._settings.buffer_records_max
+            or self.bytes >= self._settings.buffer_bytes_max
+        )
 
     def add(
         self, entry: PutEntry, size_bytes: int, receipt: Receipt | None

@@ -109,7 +109,7 @@ class KinesisProducer:
         by it); Throttled or Unavailable once nothing has been accepted for `give_up_after_s`; any
         other ServiceError at once.
         """
-        while self.pending.is_full:
+        while self.pending.backlog.is_full:
             self._work(hurried=True, waits=True)
         if self._limit is None:
             self.pending.add(entry)

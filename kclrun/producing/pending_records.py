@@ -68,7 +68,7 @@ class PendingRecords:
         self._settings = settings
         self._flow = flow
         self._shard_queues = ShardQueues(shards, flow)
-        self.backlog = Backlog(is_ordered=settings.keeps_order or settings.aggregates)
+        self.backlog = Backlog(settings)
         self._packer = Packer(settings)
         self._misplaced: list[_Misplaced] = []
         self._open_since = math.inf
@@ -79,14 +79,6 @@ class PendingRecords:
         self.is_stale = False
         self._records = self._bytes = 0
         self._requests = self._full_requests = self._refused = self._failed_requests = 0
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the buffer is full: add no record now."""
-        return (
-            self.backlog.records >= self._settings.buffer_records_max
-            or self.backlog.bytes >= self._settings.buffer_bytes_max
-        )
 
     def add(self, entry: PutEntry) -> None:
         """Accept one record. Raises: LimitExceeded for one that the service never accepts."""

@@ -798,7 +798,7 @@ def test_the_buffer_is_full_by_records_and_by_bytes():
     by_records.add(low(1))
     by_bytes.add(PutEntry(b"x" * 999, "k"))
 
-    assert by_bytes.is_full
-    assert not by_records.is_full
+    assert by_bytes.backlog.is_full
+    assert not by_records.backlog.is_full
     by_records.add(low(2))
-    assert by_records.is_full
+    assert by_records.backlog.is_full
