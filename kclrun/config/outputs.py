@@ -135,7 +135,7 @@ def schema_rule(at: Path, output: OutputSettings) -> Iterator[Problem]:
 def named_outputs(settings: Settings) -> list[tuple[str, OutputSettings]]:
     """Every output by its name, in the order of the settings, `output` first."""
     main = [] if settings.output is None else [(MAIN_OUTPUT, settings.output)]
-    return [*main, *((name, output) for name, output in settings.outputs.items())]
+    return [*main, *settings.outputs.items()]
 
 
 def _at(name: str) -> tuple[str, ...]:

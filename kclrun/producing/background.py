@@ -136,7 +136,7 @@ class BackgroundProducer:
 
     @property
     def is_of_this_process(self) -> bool:
-        """False in a child of a fork: there is no thread, and a lock may be held for ever."""
+        """False in a child of a fork: it lacks the thread, and a lock may be held for ever."""
         return os.getpid() == self._pid
 
     def _require_own_process(self) -> None:

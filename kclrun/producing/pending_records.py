@@ -34,7 +34,7 @@ _PUT: Final = "PutRecords"
 # A listing shows a new shard after some seconds. After so many listings without the shard that an
 # answer named, that shard has expired, or never was: its records are sent again.
 _LISTINGS_MAX: Final = 5
-# A minute without any listing, at one a second, is no passing trouble.
+# A minute without any listing, at one a second: the trouble does not pass by itself.
 _FAILED_LISTINGS_MAX: Final = 60
 
 
