@@ -39,7 +39,8 @@ class Producer:
 
     `put` returns at once with a `Delivery`; a thread of the producer sends. Guaranteed: a record
     whose delivery has a result is in the stream, at least once, and the records of a key are in the
-    order of their `put`, behind any repetition. When `flush`, `close` or the `with` block has
+    order of their `put`, behind any repetition; with `aggregates`, those of a key with the same
+    explicit hash key, or without one. When `flush`, `close` or the `with` block has
     returned, every record that was put is in the stream. A record that the service refuses for the
     moment is sent again, for `give_up_after_s` (seconds) after its `put`; then its delivery fails,
     and so do `flush` and `close`. A shard that throttles slows its own records, not others.
@@ -95,7 +96,7 @@ class Producer:
         self._waits = when_full == "block"
         self._limit = record_limit(admin) if record_bytes_max is None else None
         self._limit_lock = threading.Lock()
-        self._record_bytes_max = record_bytes_max or RECORD_BYTES_DEFAULT
+        self._record_bytes_max = record_bytes_max or RECORD_BYTES_LARGEST
         engine = KinesisProducer(
             LonePutter(WirePutter(self._client, stream)),
             shards,
@@ -136,7 +137,11 @@ class Producer:
         elif not isinstance(data, bytes):
             raise TypeError(f"the data of a record is bytes or a text, not {type(data).__name__}")
         entry = PutEntry(data, partition_key, explicit_hash_key)
-        return self._sender.put(entry, self._size_bytes(entry), waits=self._waits)
+        size_bytes = checked_size_bytes(entry, self._record_bytes_max)
+        if size_bytes > RECORD_BYTES_DEFAULT and self._limit is not None:
+            with self._limit_lock:
+                self._limit.checked_size_bytes(entry)
+        return self._sender.put(entry, size_bytes, waits=self._waits)
 
     def flush(self, timeout: float | None = None) -> None:
         """Send what waits, and return when every record that was put before is in the stream.
@@ -187,15 +192,6 @@ class Producer:
             ending()
         finally:
             self._client.close()
-
-    def _size_bytes(self, entry: PutEntry) -> int:
-        if self._limit is None:
-            return checked_size_bytes(entry, self._record_bytes_max)
-        size_bytes = checked_size_bytes(entry, RECORD_BYTES_LARGEST)
-        if size_bytes <= RECORD_BYTES_DEFAULT:
-            return size_bytes
-        with self._limit_lock:
-            return self._limit.checked_size_bytes(entry)
 
 
 class AsyncProducer:

@@ -30,9 +30,11 @@ from kclrun.model.quotas import RECORD_BYTES_LARGEST
 from kclrun.model.record import PutEntry
 from kclrun.model.stream import is_loopback
 from kclrun.ports import record_limit
+from kclrun.producing.flow_control import ProducerSettings
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws
+    from kclrun.producing.kinesis_producer import KinesisProducer
 
 # Converts rows of a file to entries to put: CSV, JSON lines or text, one record for each row,
 # streamed. A JSON line and a text line become a record byte for byte, a CSV row becomes the JSON
@@ -161,9 +163,8 @@ _FORMAT_HELP: Final = "By default from the extension: .csv, .jsonl; text for all
 _IDLE_S: Final = 0.2
 # Rows read ahead of the sender: two requests.
 _AHEAD_MAX: Final = 1_000
-# After a reshard, an aggregate made for a former shard may hold records of its sibling. This time
-# bounds the effect.
-_SHARDS_AGE_MAX_S: Final = 30.0
+# What waits in memory: ten requests.
+_BUFFER_MAX: Final = 5_000
 
 
 @click.command(cls=ConfigCommand)
@@ -195,9 +196,8 @@ def put(
     """Put each row of FILE (or of standard input) into a stream as one record.
 
     Rows of CSV become JSON objects; lines of JSON and text go as they are. Without --key the
-    partition key is a hash of the row. Records the service refuses for the moment are sent again
-    in their order; within one request a later record of the same key may pass one that was
-    refused, unless --ordered.
+    partition key is a hash of the row. Records the service refuses for the moment are sent again;
+    a later record of the same key may pass one that was refused, unless --ordered or --aggregate.
 
     \b
     kclrun put --config app.yaml flights.csv --key carrier
@@ -217,7 +217,14 @@ def put(
         limit = record_limit(aws.stream)
         read = entries(source, kind or format_of(file), key, limit)
         rows = _paced(read if file != "-" else _as_they_come(read), rate)
-        return _put_all(aws, rows, progress, aggregate=aggregate, ordered=ordered)
+        sending = ProducerSettings(
+            keeps_order=ordered,
+            aggregates=aggregate,
+            # One request after the other: without a refusal, rows arrive in their order anyhow.
+            concurrency=4 if ordered or aggregate else 1,
+            buffer_records_max=_BUFFER_MAX,
+        )
+        return _put_all(aws, rows, progress, sending, limit)
 
 
 def _create(aws: Aws, shards: int) -> None:
@@ -238,49 +245,66 @@ def _create(aws: Aws, shards: int) -> None:
         echo(f"Made the stream {name} with {shards} {'shard' if shards == 1 else 'shards'}")
 
 
-def _put_all(aws: Aws, rows: Rows, progress: Progress, *, aggregate: bool, ordered: bool) -> int:
-    """Send every row; returns the exit code.
+def _put_all(
+    aws: Aws, rows: Rows, progress: Progress, sending: ProducerSettings, limit: RecordLimit
+) -> int:
+    """Send every row; returns the exit code. Rows before one that cannot be used are sent, too.
 
     Raises: SettingsError, ServiceError, after a message with the number of rows that were sent.
     """
-    from kclrun.aws.put_records import batches, send_all
+    from kclrun.aws.put_records import WirePutter
+    from kclrun.producing.kinesis_producer import KinesisProducer
 
-    packed = _aggregated(aws, rows) if aggregate else rows
-    done = 0
+    stream = aws.settings.only_stream
+    what = aws.called_stream(stream)
     started = time.monotonic()
+    with waiting_for(what):
+        shards = aws.stream.list_shards()
+    producer = KinesisProducer(
+        WirePutter(aws.kinesis_client, stream),
+        shards,
+        sending,
+        relist=aws.stream.list_shards,
+        limit=limit,
+    )
+    backlog = producer.pending.backlog
     try:
-        for batch in batches(packed, one_a_key=ordered):
-            with waiting_for(aws.called_stream(aws.settings.only_stream)):
-                send_all(aws.kinesis_client, aws.settings.only_stream, batch)
-            done += sum(entry.user_records for entry in batch)
-            progress(done)
+        _send(producer, rows, progress, what)
     except KeyboardInterrupt:
-        echo(f"Interrupted: {done:,} rows are in the stream for certain", err=True)
+        echo(f"Interrupted: {backlog.delivered:,} rows are in the stream for certain", err=True)
         raise
     except (ServiceError, SettingsError) as error:
-        error.args = (f"{error}\n{done:,} rows are in the stream for certain", *error.args[1:])
+        known = f"{backlog.delivered:,} rows are in the stream for certain"
+        error.args = (f"{error}\n{known}", *error.args[1:])
         raise
-    took_s = max(time.monotonic() - started, 1e-9)
+    finally:
+        producer.close()
+    done, took_s = backlog.delivered, max(time.monotonic() - started, 1e-9)
     echo(f"{done:,} rows put in {took_s:.1f} s ({done / took_s:,.0f}/s)")
     return exit_codes.DRAINED
 
 
-def _aggregated(aws: Aws, rows: Rows) -> Rows:
-    """The rows packed by shard. The shards are listed again when the list may be outdated."""
-    from kclrun.aws.put_records import ShardPacker
-
-    packer = ShardPacker(aws.stream.list_shards(), share=1.0)
-    listed = time.monotonic()
-    for row in rows:
-        if row is not None:
-            yield from packer.add(row)
-        is_old = time.monotonic() - listed > _SHARDS_AGE_MAX_S
-        if row is None or is_old:
-            yield from packer.flush()
-            yield None
-        if is_old:
-            packer, listed = ShardPacker(aws.stream.list_shards(), share=1.0), time.monotonic()
-    yield from packer.flush()
+def _send(producer: KinesisProducer, rows: Rows, progress: Progress, what: str) -> None:
+    backlog = producer.pending.backlog
+    shown = 0
+    try:
+        for row in rows:
+            # Only a full buffer and a flush wait for the service.
+            with waiting_for(what) if row is None or backlog.is_full else nullcontext():
+                if row is None:
+                    producer.flush()
+                else:
+                    producer.add(row)
+            if shown != backlog.delivered:
+                shown = backlog.delivered
+                progress(shown)
+    except SettingsError:
+        with waiting_for(what):
+            producer.flush()
+        raise
+    with waiting_for(what):
+        producer.flush()
+    progress(backlog.delivered)
 
 
 def _paced(rows: Rows, rate: int | None) -> Rows:

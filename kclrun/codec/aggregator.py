@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kclrun.codec import kpl
 from kclrun.errors import LimitExceeded, MalformedAggregate
@@ -18,6 +18,13 @@ from kclrun.model.quotas import (
     RECORD_BYTES_DEFAULT,
     RECORD_BYTES_LARGEST,
 )
+from kclrun.model.record import PutEntry
+
+# For `packed`. A record: two tags and lengths of its own, with its index, below 2 MiB. A key and a
+# hash key of the tables: tag and length; a hash key has up to 39 digits, and its index.
+_RECORD_BYTES_MAX: Final = 16
+_KEY_BYTES_MAX: Final = 4
+_HASH_KEY_BYTES_MAX: Final = 2 + 39 + 4
 
 
 class AggregatedData(NamedTuple):
@@ -116,7 +123,7 @@ class Aggregator:
             )
         message = aggregate.SerializeToString()
         assert len(message) == self._message_bytes, "the size of an aggregate was miscounted"
-        return kpl.MAGIC + message + hashlib.md5(message, usedforsecurity=False).digest()
+        return _framed(message)
 
     def _growth(
         self, partition_key: str, key_bytes: int, explicit_hash_key: str | None, data_bytes: int
@@ -135,6 +142,53 @@ class Aggregator:
                 added += _field_bytes(len(explicit_hash_key))
             record_bytes += 1 + _varint_bytes(hash_key_index)
         return _Growth(key_index, hash_key_index, added + _field_bytes(record_bytes))
+
+
+def packed(entries: Iterable[PutEntry], size_max: int) -> tuple[int, AggregatedData]:
+    """An aggregate of the first entries, as many as certainly fit `size_max`, and their number.
+
+    For a producer: the keys were checked, and sizes are bounded instead of counted, which takes a
+    third of the time of `Aggregator.add`. The bound is at most 20 bytes a record above the size. An
+    entry that is an aggregate itself ends it: readers do not open one inside another.
+    """
+    aggregate = kpl.new_aggregate((), ())
+    add = aggregate.records.add
+    keys: dict[str, int] = {}
+    hash_keys: dict[str, int] = {}
+    left = size_max - len(kpl.MAGIC) - kpl.MD5_BYTES
+    count = 0
+    for entry in entries:
+        key, hash_key, data = entry.partition_key, entry.explicit_hash_key, entry.data
+        left -= len(data) + _RECORD_BYTES_MAX
+        key_index = keys.get(key)
+        if key_index is None:
+            key_index = len(keys)
+            key_bytes = len(key) if key.isascii() else len(key.encode())
+            # The first is the key of the aggregate, too.
+            left -= _KEY_BYTES_MAX + (key_bytes if keys else 2 * key_bytes)
+        if hash_key is not None:
+            left -= _HASH_KEY_BYTES_MAX
+        if left < 0 or entry.user_records > 1 or count == kpl.USER_RECORDS_MAX:
+            break
+        keys[key] = key_index
+        if hash_key is None:
+            add(partition_key_index=key_index, data=data)
+        else:
+            number = hash_keys.setdefault(hash_key, len(hash_keys))
+            add(partition_key_index=key_index, explicit_hash_key_index=number, data=data)
+        count += 1
+    aggregate.partition_key_table.extend([key.encode() for key in keys])
+    aggregate.explicit_hash_key_table.extend([key.encode() for key in hash_keys])
+    first_key = next(iter(keys), "")
+    first_hash_key = next(iter(hash_keys), None)
+    is_routed = count > 0 and aggregate.records[0].HasField("explicit_hash_key_index")
+    return count, AggregatedData(
+        first_key, first_hash_key if is_routed else None, _framed(aggregate.SerializeToString())
+    )
+
+
+def _framed(message: bytes) -> bytes:
+    return kpl.MAGIC + message + hashlib.md5(message, usedforsecurity=False).digest()
 
 
 def build_aggregate(user_records: Iterable[tuple[str, bytes, str | None]]) -> bytes:

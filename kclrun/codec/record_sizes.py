@@ -35,7 +35,8 @@ def checked_size_bytes(entry: PutEntry, bytes_max: int, unknown: str = "") -> in
 
     Raises: LimitExceeded for a record that it never accepts; names neither data nor key.
     """
-    characters = len(entry.partition_key)
+    key = entry.partition_key
+    characters = len(key)
     if not 0 < characters <= PARTITION_KEY_CHARACTERS_MAX:
         raise LimitExceeded(
             f"a partition key has {characters} characters; the service takes 1 to"
@@ -44,7 +45,7 @@ def checked_size_bytes(entry: PutEntry, bytes_max: int, unknown: str = "") -> in
     if entry.explicit_hash_key is not None:
         parse_hash_key(entry.explicit_hash_key)
     try:
-        size_bytes = entry.size_bytes
+        size_bytes = len(entry.data) + (characters if key.isascii() else len(key.encode()))
     except UnicodeEncodeError:
         # Not chained: the original error contains the key.
         raise LimitExceeded("a partition key holds a lone surrogate and has no UTF-8") from None

@@ -11,14 +11,13 @@ import math
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from kclrun.errors import BufferFull, KclrunError, ServiceError, SinkError
 from kclrun.model.record import PutEntry
-from kclrun.producing.backlog import Outcome
-from kclrun.producing.delivery import SENDER, Delivery
+from kclrun.producing.backlog import Settled
+from kclrun.producing.delivery import SENDER, Batch, Delivery, count_done, settle
 from kclrun.producing.flow_control import ProducerMetrics
 from kclrun.producing.kinesis_producer import KinesisProducer
 
@@ -39,6 +38,8 @@ class BackgroundProducer:
 
     def __init__(self, engine: KinesisProducer, *, name: str, give_up_after_s: float) -> None:
         self._engine = engine
+        self._pending = engine.pending
+        self._backlog = engine.pending.backlog
         self._name = name
         self._give_up_after_s = give_up_after_s
         self._lock = threading.Lock()
@@ -52,9 +53,9 @@ class BackgroundProducer:
         self._is_closing = False
         self._ended: KclrunError | None = None
         self._expires_at = -math.inf
-        # Each `flush` waits for the records before it, by their batch.
-        self._batch = 0
-        self._unsettled: Counter[int] = Counter()
+        # Each `flush` waits for the records before it: those of its batch and the ones before.
+        self._batch = Batch(self._settled)
+        self._batches = [self._batch]
         self._failures = 0
         self._first_failure: KclrunError | None = None
         self._unlogged = 0
@@ -63,15 +64,20 @@ class BackgroundProducer:
     def put(self, entry: PutEntry, size_bytes: int, *, waits: bool) -> Delivery:
         """Accept a record, with its size of `checked_size_bytes`. While the buffer is full it
         blocks with `waits`, otherwise it raises BufferFull. Raises: SinkError after the end."""
-        self._require_own_process()
+        if os.getpid() != self._pid:
+            self._require_own_process()
+        backlog = self._backlog
         with self._lock:
-            self._require_open()
-            if self._engine.pending.backlog.is_full:
+            if self._ended is not None:
+                raise self._ended
+            if backlog.is_full:
                 self._wait_for_room(waits=waits)
-            deadline = time.monotonic() + self._give_up_after_s
-            delivery = Delivery(self._settled, deadline, self._batch)
-            self._unsettled[self._batch] += 1
-            if self._engine.accept(entry, size_bytes, delivery):
+            was_idle = backlog.records == 0
+            batch = self._batch
+            batch.put += 1
+            delivery = Delivery(batch, time.monotonic() + self._give_up_after_s)
+            is_full = self._pending.add_checked(entry, size_bytes, delivery)
+            if (is_full or was_idle) and not self._is_woken:
                 self._wake()
         return delivery
 
@@ -79,7 +85,7 @@ class BackgroundProducer:
         """Block until the buffer has room. Raises: SinkError after the end."""
         self._require_own_process()
         with self._lock:
-            if self._engine.pending.backlog.is_full:
+            if self._backlog.is_full:
                 self._wait_for_room(waits=True)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -91,9 +97,13 @@ class BackgroundProducer:
         with self._lock:
             self._require_open()
             self._require_other_thread("flush")
-            batch = self._batch
-            self._batch += 1
-            in_time = self._hurried_until(lambda: self._is_settled(batch), timeout)
+            batches = [*self._batches]
+            self._batch = Batch(self._settled)
+            self._batches.append(self._batch)
+            in_time = self._hurried_until(lambda: all(batch.is_done for batch in batches), timeout)
+            self._batches = [
+                batch for batch in self._batches if batch is self._batch or not batch.is_done
+            ]
             failures, first = self._failures, self._first_failure
             self._failures, self._first_failure = 0, None
             if self._ended is not None:
@@ -132,7 +142,7 @@ class BackgroundProducer:
 
     @property
     def waiting_records(self) -> int:
-        return self._engine.pending.backlog.records
+        return self._backlog.records
 
     @property
     def is_of_this_process(self) -> bool:
@@ -152,11 +162,9 @@ class BackgroundProducer:
 
     def _wait_for_room(self, *, waits: bool) -> None:
         if not waits:
-            raise BufferFull(
-                f"{self._name}: {self._engine.pending.backlog.records:,} records wait to be sent"
-            )
+            raise BufferFull(f"{self._name}: {self._backlog.records:,} records wait to be sent")
         self._require_other_thread("put")
-        self._hurried_until(lambda: not self._engine.pending.backlog.is_full, None)
+        self._hurried_until(lambda: not self._backlog.is_full, None)
         self._require_open()
 
     def _require_other_thread(self, what: str) -> None:
@@ -171,9 +179,6 @@ class BackgroundProducer:
             return self._changed.wait_for(lambda: self._ended is not None or is_over(), timeout)
         finally:
             self._hurrying -= 1
-
-    def _is_settled(self, batch: int) -> bool:
-        return all(number > batch for number in self._unsettled)
 
     def _wake(self) -> None:
         if self._thread is None:
@@ -192,8 +197,8 @@ class BackgroundProducer:
         except BaseException as error:  # noqa: BLE001 - the records must not wait for ever
             with self._lock:
                 self._end(SinkError(f"{self._name} ended by an error: {error!r}"))
-                outcomes = self._engine.pending.backlog.take_outcomes()
-            self._resolve(outcomes)
+                settled = self._backlog.take_settled()
+            self._resolve(settled)
 
     def _turn(self) -> bool:
         """Take in what came, send what is due, wait for more. Returns whether to go on."""
@@ -202,14 +207,14 @@ class BackgroundProducer:
             now = time.monotonic()
             if self._ended is None:
                 if now >= self._expires_at:
-                    self._engine.pending.expire(now)
+                    self._pending.expire(now)
                     self._expires_at = now + _EXPIRY_PERIOD_S
                 due_s = self._engine.step(hurried=self._hurrying > 0)
-            outcomes = self._engine.pending.backlog.take_outcomes()
+            settled = self._backlog.take_settled()
             has_ended = self._ended is not None
-            waits = self._engine.pending.backlog.records > 0
-        if outcomes:
-            self._resolve(outcomes)
+            waits = self._backlog.records > 0
+        if settled:
+            self._resolve(settled)
         if has_ended:
             return False
         self._engine.await_news(min(due_s, _EXPIRY_PERIOD_S) if waits else math.inf)
@@ -217,36 +222,31 @@ class BackgroundProducer:
 
     def _end(self, error: KclrunError) -> None:
         self._ended = error
-        self._engine.pending.backlog.fail_all(error)
+        self._pending.fail_all(error)
         self._changed.notify_all()
         self._engine.wake()
 
-    def _resolve(self, outcomes: Sequence[Outcome]) -> None:
+    def _resolve(self, settled: Sequence[Settled]) -> None:
         """Tell each `Delivery`, then those who wait for room or for a flush."""
-        called: list[Delivery] = []
-        batches: Counter[int] = Counter()
-        failures = [outcome for outcome in outcomes if outcome.error is not None]
         with self._settled:
-            for outcome in outcomes:
-                delivery = outcome.receipt
-                assert isinstance(delivery, Delivery)
-                batches[delivery.batch] += 1
-                if delivery.settle(outcome):
-                    called.append(delivery)
+            called = [delivery for group in settled for delivery in settle(group)]
             self._settled.notify_all()
         for delivery in called:
             delivery.call_back()
+        failed = [group for group in settled if group.outcome.error is not None]
+        failures = sum(len(group.receipts) for group in failed)
         with self._lock:
-            self._unsettled -= batches
-            self._failures += len(failures)
-            if failures and self._first_failure is None:
-                self._first_failure = failures[0].error
+            for group in settled:
+                count_done(group)
+            self._failures += failures
+            if failed and self._first_failure is None:
+                self._first_failure = failed[0].outcome.error
             self._changed.notify_all()
-        if failures:
-            self._log(failures)
+        if failed:
+            self._log(failures, failed[-1].outcome.error)
 
-    def _log(self, failures: Sequence[Outcome]) -> None:
-        self._unlogged += len(failures)
+    def _log(self, failures: int, last: KclrunError | None) -> None:
+        self._unlogged += failures
         now = time.monotonic()
         if now - self._logged_at < _LOG_PERIOD_S or self._is_closing:
             return
@@ -254,7 +254,7 @@ class BackgroundProducer:
             "%s: %d records failed and are not in the stream; the last: %s",
             self._name,
             self._unlogged,
-            failures[-1].error,
+            last,
         )
         self._unlogged, self._logged_at = 0, now
 

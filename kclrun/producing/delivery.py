@@ -8,8 +8,10 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Final, NamedTuple
 
+import msgspec
+
 from kclrun.errors import KclrunError
-from kclrun.producing.backlog import Outcome
+from kclrun.producing.backlog import Outcome, Settled
 
 _LOG: Final = logging.getLogger("kclrun.producer")
 
@@ -23,21 +25,35 @@ class Delivered(NamedTuple):
     sub_sequence_number: int | None
 
 
-class Delivery:
+class Batch:
+    """The records between two calls of `flush`: how many were put, and how many are done. All
+    batches of a producer share the condition."""
+
+    __slots__ = ("condition", "done", "put")
+
+    def __init__(self, condition: threading.Condition) -> None:
+        self.condition = condition
+        self.put = self.done = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.done == self.put
+
+
+class Delivery(msgspec.Struct, eq=False, gc=False):
     """What becomes of one record that `Producer.put` has accepted.
 
     It is done when the stream has the record, or when the producer has given the record up. All
     threads may use it, and `await delivery` waits for it in asyncio.
     """
 
-    __slots__ = ("_callbacks", "_condition", "_outcome", "batch", "deadline")
-
-    def __init__(self, condition: threading.Condition, deadline: float, batch: int) -> None:
-        self._condition = condition
-        self._outcome: Outcome | None = None
-        self._callbacks: list[Callable[[Delivery], object]] | None = None
-        self.deadline = deadline
-        self.batch = batch
+    # Not for the garbage collector, which would look at each of 50,000: a cycle through a callback
+    # ends with its call.
+    _batch: Batch
+    deadline: float
+    _outcome: Outcome | None = None
+    _number: int = 0
+    _callbacks: list[Callable[[Delivery], object]] | None = None
 
     def done(self) -> bool:
         """Whether the stream has the record, or the producer has given it up."""
@@ -56,7 +72,9 @@ class Delivery:
         outcome = self._awaited(timeout)
         if outcome.error is not None:
             raise outcome.error
-        return Delivered(outcome.shard_id, outcome.sequence_number, outcome.sub_sequence_number)
+        first = outcome.sub_sequence_number
+        number = None if first is None else first + self._number
+        return Delivered(outcome.shard_id, outcome.sequence_number, number)
 
     def exception(self, timeout: float | None = None) -> KclrunError | None:
         """Wait as `result`. Returns why the record is not in the stream; None if it is there."""
@@ -68,7 +86,7 @@ class Delivery:
         The call is made by the producer's thread, which sends nothing meanwhile: it has to be
         short, and must not wait for this producer. What it raises is logged.
         """
-        with self._condition:
+        with self._batch.condition:
             if self._outcome is None:
                 self._callbacks = [*(self._callbacks or ()), callback]
                 return
@@ -81,12 +99,6 @@ class Delivery:
             self.add_done_callback(lambda _: _in_loop(loop, done.set))
             yield from done.wait().__await__()
         return self.result(0)
-
-    def settle(self, outcome: Outcome) -> bool:
-        """For the producer, which holds the condition: it is done. Returns whether callbacks wait
-        for it: `call_back` comes next, without the condition."""
-        self._outcome = outcome
-        return self._callbacks is not None
 
     def call_back(self) -> None:
         """For the producer: make the calls of `add_done_callback`."""
@@ -111,11 +123,32 @@ class Delivery:
                 raise RuntimeError(
                     "a callback of a delivery runs in the thread that sends and must not wait"
                 )
-            with self._condition:
-                self._condition.wait_for(self.done, timeout)
+            with self._batch.condition:
+                self._batch.condition.wait_for(self.done, timeout)
         if self._outcome is None:
             raise TimeoutError("the record is not acknowledged yet")
         return self._outcome
+
+
+def settle(settled: Settled) -> list[Delivery]:
+    """For the producer, which holds the condition: these records are done. Returns the deliveries
+    with callbacks: `call_back` comes next, without the condition."""
+    called: list[Delivery] = []
+    receipts, outcome = settled
+    for number, delivery in enumerate(receipts):
+        assert isinstance(delivery, Delivery)
+        delivery._outcome = outcome  # noqa: SLF001 - of this module
+        delivery._number = number  # noqa: SLF001
+        if delivery._callbacks is not None:  # noqa: SLF001
+            called.append(delivery)
+    return called
+
+
+def count_done(settled: Settled) -> None:
+    """For the producer: count the records in their batches, after their callbacks."""
+    for delivery in settled.receipts:
+        assert isinstance(delivery, Delivery)
+        delivery._batch.done += 1  # noqa: SLF001 - of this module
 
 
 # The name of the thread that sends.

@@ -12,7 +12,12 @@ from typing import Final
 import msgspec
 
 from kclrun.codec.record_sizes import REQUEST_BYTES_MAX
-from kclrun.model.quotas import PUT_RECORDS_MAX, RECORD_BYTES_DEFAULT
+from kclrun.model.quotas import (
+    PUT_RECORDS_MAX,
+    RECORD_BYTES_DEFAULT,
+    SHARD_WRITE_BYTES_MAX,
+    SHARD_WRITE_RECORDS_MAX,
+)
 
 # With fewer than ten records a request is not worth its round trip (Jet's bound).
 BATCH_RECORDS_MIN: Final = 10
@@ -28,6 +33,12 @@ PAUSE_MAX_S: Final = 10.0
 RECOVERY: Final = 0.1
 # The step at which the pause reaches its maximum; further refusals do not slow it more.
 SLOWNESS_MAX: Final = 1 + math.log2(PAUSE_MAX_S / PAUSE_MIN_S)
+# A shard that has refused is not sent more than its quota, until so long after its last refusal.
+# Then it is tried at full speed again: one refusal a minute is less than a thousandth of the
+# aggregates of a full shard.
+PACED_S: Final = 60.0
+# Of the quota. The rest makes up for requests that arrive closer to each other than they were sent.
+_PACE: Final = 0.98
 # Adding tenths leaves a remainder; less than a millionth of a step counts as zero.
 _NONE: Final = 1e-6
 
@@ -54,11 +65,14 @@ class ShardFlow:
     gets smaller batches after longer pauses. A shard that accepts everything gets full requests
     without any pause. Refusals are not prevented in advance, so a healthy stream costs no waiting:
     its limit may be exceeded once, and the steps after that keep refusals rare. So several senders
-    that do not know of each other can share a shard.
+    that do not know of each other can share a shard. Ours besides: a shard that has refused is sent
+    no more than its quota for a minute, so that a single sender is not refused again.
     """
 
     __slots__ = (
+        "_paced_until",
         "_pause_max_s",
+        "_quota_at",
         "_recovery_max_s",
         "_refusals",
         "_refused_at",
@@ -72,13 +86,20 @@ class ShardFlow:
     def __init__(self) -> None:
         self._slowness = 0.0
         self._slowed_at = self._slow_since = self._refused_at = self.resume_at = -math.inf
+        # The quota of what was sent lasts until then.
+        self._quota_at = self._paced_until = -math.inf
         self._refusals = 0
         self._pause_max_s = self._slow_s = self._recovery_max_s = 0.0
 
     @property
     def is_off(self) -> bool:
-        """Whether the shard accepts everything without limit or pause."""
-        return self._slowness == 0.0
+        """Whether the shard is sent everything without limit or pause."""
+        return self._slowness == 0.0 and self._paced_until == -math.inf
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its batches are smaller than full, after pauses."""
+        return self._slowness > 0.0
 
     @property
     def batch_records(self) -> int:
@@ -88,7 +109,7 @@ class ShardFlow:
     @property
     def pause_s(self) -> float:
         """The time from one request to the next."""
-        if self.is_off:
+        if not self.is_slow:
             return 0.0
         return min(PAUSE_MAX_S, PAUSE_MIN_S * math.exp2(max(0.0, self._slowness - 1.0)))
 
@@ -100,20 +121,31 @@ class ShardFlow:
         """
         if sent_at < self._slowed_at:
             return
-        if self.is_off:
+        if not self.is_slow:
             self._slow_since = now
         self._refusals += 1
         self._slowed_at = self._refused_at = now
         self._slowness = min(SLOWNESS_MAX, self._slowness + 1.0)
         self._pause_max_s = max(self._pause_max_s, self.pause_s)
-        self.resume_at = sent_at + self.pause_s
+        self._paced_until = now + PACED_S
+        # Of what was sent before, the service has counted only what it took.
+        self._quota_at = min(self._quota_at, now)
+        self._rest_from(sent_at)
+
+    def sending(self, records: int, size_bytes: int, now: float) -> None:
+        """So much is sent to the shard now."""
+        quota_s = max(records / SHARD_WRITE_RECORDS_MAX, size_bytes / SHARD_WRITE_BYTES_MAX)
+        self._quota_at = max(self._quota_at, now) + quota_s / _PACE
 
     def accepted(self, sent_at: float, now: float) -> None:
         """All of a request's records for this shard were accepted."""
         if self.is_off or sent_at < self._slowed_at:
             return
-        self._recover(now)
-        self.resume_at = sent_at + self.pause_s
+        if self.is_slow:
+            self._recover(now)
+        if now >= self._paced_until:
+            self._paced_until = -math.inf
+        self._rest_from(sent_at)
 
     def rest(self, now: float) -> None:
         """No request was under way to this shard until now.
@@ -121,9 +153,16 @@ class ShardFlow:
         Each pause that passed unused counts as a good reply: after a long time without requests, a
         shard is not slow any more because of earlier refusals.
         """
-        while not self.is_off and self.resume_at + self.pause_s <= now:
+        while self.is_slow and self.resume_at + self.pause_s <= now:
             self.resume_at += self.pause_s
             self._recover(self.resume_at)
+        if now >= self._paced_until:
+            self._paced_until = -math.inf
+
+    def _rest_from(self, sent_at: float) -> None:
+        self.resume_at = sent_at + self.pause_s
+        if self._paced_until > -math.inf:
+            self.resume_at = max(self.resume_at, self._quota_at)
 
     def _recover(self, now: float) -> None:
         self._slowness -= RECOVERY
@@ -139,7 +178,7 @@ class ShardFlow:
             pause_s=self.pause_s,
             pause_max_s=self._pause_max_s,
             refusals=self._refusals,
-            slow_s=self._slow_s + (0.0 if self.is_off else now - self._slow_since),
+            slow_s=self._slow_s + (now - self._slow_since if self.is_slow else 0.0),
             recovery_max_s=self._recovery_max_s,
         )
 

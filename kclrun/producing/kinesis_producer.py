@@ -23,7 +23,6 @@ from kclrun.ports import RecordPutter
 from kclrun.producing.flow_control import Flow, ProducerMetrics, ProducerSettings
 from kclrun.producing.packing import Request
 from kclrun.producing.pending_records import PendingRecords
-from kclrun.producing.shard_queues import Receipt
 
 # Shards change over minutes; the limit of ListShards is shared with every consumer of the stream.
 RELIST_PERIOD_S: Final = 30.0
@@ -125,14 +124,6 @@ class KinesisProducer:
             add(entry, size_bytes)
         self._work(hurried=True)
 
-    def accept(self, entry: PutEntry, size_bytes: int, receipt: Receipt) -> bool:
-        """Keep one record, with its size of `checked_size_bytes`, for the next `step`. Returns
-        whether a step should come now: a request is full, or this is the first that waits."""
-        pending = self.pending
-        was_idle = pending.backlog.records == 0
-        pending.add_checked(entry, size_bytes, receipt)
-        return was_idle or pending.is_full_request
-
     def step(self, *, hurried: bool) -> float:
         """Handle every answer, and send everything that is due; never blocks. Returns when the next
         step is due if no answer comes, in seconds from now."""
@@ -144,7 +135,7 @@ class KinesisProducer:
 
     def await_news(self, timeout_s: float) -> None:
         """Block until an answer came, `wake` was called, or the time is over. Beside it another
-        thread may call `accept` and `wake`."""
+        thread may call `pending.add_checked` and `wake`."""
         try:
             self._arrived = self._news.get(timeout=None if timeout_s == math.inf else timeout_s)
         except queue.Empty:

@@ -9,45 +9,37 @@ KPL does.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+import itertools
 
 import msgspec
 
-from kclrun.codec.aggregator import Aggregator
+from kclrun.codec.aggregator import packed
 from kclrun.model.quotas import PUT_RECORDS_MAX
 from kclrun.model.record import PutEntry
+from kclrun.producing.aggregate_queues import AGGREGATE_BYTES_MAX
 from kclrun.producing.flow_control import ProducerSettings
-from kclrun.producing.shard_queues import KeyQueue, ShardQueue, hash_key_of
-
-# The KPL's default. One request at a time has an aggregate of a key: 50 kB each 40 ms are 1 MiB/s.
-AGGREGATE_BYTES_MAX: Final = 51_200
-
-
-class Origin(NamedTuple):
-    """The first `held` records of a key queue."""
-
-    key_queue: KeyQueue
-    held: int
+from kclrun.producing.shard_queues import OrderedQueue, ShardQueue, hash_key_of
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One record of a request, as the service gets it, and where its records come from."""
+    """One record of a request, as the service gets it: the first `held` records of a queue."""
 
     entry: PutEntry
     size_bytes: int
-    origins: tuple[Origin, ...]
+    queue: OrderedQueue
+    held: int
     shard_queue: ShardQueue
 
     @property
     def is_aggregate(self) -> bool:
         """Whether it was made of several records here."""
-        return len(self.origins) > 1 or self.origins[0].held > 1
+        return self.held > 1
 
     @property
     def is_of_several_hash_keys(self) -> bool:
         """Whether some of its records may belong to another shard than others, after a split."""
-        first = {hash_key_of(key_queue.entries[0].entry) for key_queue, _ in self.origins}
-        return len(first) > 1
+        held = itertools.islice(self.queue.entries, self.held)
+        return len({hash_key_of(record.entry) for record in held}) > 1
 
 
 class Request:
@@ -82,46 +74,16 @@ class Packer:
     """Makes the next record of a shard: its oldest entry, or an aggregate that begins with it."""
 
     def __init__(self, settings: ProducerSettings) -> None:
-        size_max = min(AGGREGATE_BYTES_MAX, settings.record_bytes_max)
-        self._aggregator = Aggregator(size_max) if settings.aggregates else None
+        self._makes_aggregates = settings.aggregates
+        self._size_max = min(AGGREGATE_BYTES_MAX, settings.record_bytes_max)
 
     def next_record(self, shard_queue: ShardQueue) -> Part:
-        """The record that begins with the oldest entry of the first key queue."""
-        first = shard_queue.ready[0]
-        alone = first.entries[0]
-        if self._aggregator is None:
-            return Part(alone.entry, alone.size_bytes, (Origin(first, 1),), shard_queue)
-        key_queues = iter(shard_queue.ready)
-        next(key_queues)
-        origins: list[Origin] = []
-        key_queue: KeyQueue | None = first
-        while key_queue is not None:
-            held = self._add_all(self._aggregator, key_queue)
-            if held:
-                origins.append(Origin(key_queue, held))
-            if held < len(key_queue.entries):
-                break
-            key_queue = next(key_queues, None)
-        if not origins:
-            return Part(alone.entry, alone.size_bytes, (Origin(first, 1),), shard_queue)
-        made = self._aggregator.finish()
-        if len(origins) == 1 and origins[0].held == 1:
-            return Part(alone.entry, alone.size_bytes, tuple(origins), shard_queue)
-        count = sum([origin.held for origin in origins])
-        aggregate = PutEntry(made.data, made.partition_key, made.explicit_hash_key, count)
-        return Part(aggregate, aggregate.size_bytes, tuple(origins), shard_queue)
-
-    def _add_all(self, aggregator: Aggregator, key_queue: KeyQueue) -> int:
-        """How many of the queue's first records were added."""
-        routed_by = key_queue.entries[0].entry.explicit_hash_key
-        held = 0
-        for record in key_queue.entries:
-            entry = record.entry
-            # An aggregate inside an aggregate would not be opened by readers. With one hash key a
-            # key's records are all in the shard where they belong, or are all sent again.
-            if entry.user_records > 1 or entry.explicit_hash_key != routed_by:
-                break
-            if not aggregator.add(entry.partition_key, entry.data, entry.explicit_hash_key):
-                break
-            held += 1
-        return held
+        """The record that begins with the oldest entry of the first queue."""
+        queue = shard_queue.ready[0]
+        if self._makes_aggregates and len(queue.entries) > 1:
+            held, made = packed((record.entry for record in queue.entries), self._size_max)
+            if held > 1:
+                entry = PutEntry(made.data, made.partition_key, made.explicit_hash_key, held)
+                return Part(entry, entry.size_bytes, queue, held, shard_queue)
+        alone = queue.entries[0]
+        return Part(alone.entry, alone.size_bytes, queue, 1, shard_queue)

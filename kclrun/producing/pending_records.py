@@ -16,17 +16,17 @@ from kclrun.model.record import PutEntry, PutResult
 from kclrun.model.shard import Shard
 from kclrun.model.time import backoff_s
 from kclrun.ports import Retry, classify
+from kclrun.producing.aggregate_queues import AggregateQueues
 from kclrun.producing.backlog import Backlog
 from kclrun.producing.flow_control import Flow, ProducerMetrics, ProducerSettings
 from kclrun.producing.packing import Packer, Part, Request
 from kclrun.producing.shard_queues import (
-    FULL_WEIGHT,
-    KeyQueue,
+    KeyQueues,
     Receipt,
     ShardQueue,
     ShardQueues,
+    Waiting,
     hash_key_of,
-    weight_of,
 )
 
 _BACKOFF_BASE_S: Final = 0.1
@@ -52,12 +52,12 @@ class _Misplaced(NamedTuple):
 class PendingRecords:
     """Decides for one producer. `is_stale`: an answer named a shard that is not in the map.
 
-    The rule of order: no request holds a record of a partition key while an earlier record of the
-    key is not acknowledged. PutRecords continues after a record that it refuses. So a request holds
-    at most one record of a key (or one aggregate with several of them), and no two requests under
-    way share a key. A refused record holds back only its key; a refused aggregate, its keys.
-    Records of one partition key with different explicit hash keys are one key here; if they go to
-    different shards, "in order" means acknowledged in order.
+    The rule of order: no request holds a record of a queue (`shard_queues.py`) while an earlier one
+    of it is not acknowledged. PutRecords continues after a record that it refuses. So a request
+    holds at most one record or aggregate of a queue, and no two requests under way share a queue.
+    Single records have a queue for each partition key: a refused one holds back only its key.
+    Records of one partition key with different explicit hash keys are one key; if they go to
+    different shards, "in order" means acknowledged in order. Aggregates have one for each shard.
 
     `backlog` has the records, and what became of those with a receipt. With `fails_alone` in the
     settings a record that was not sent until its deadline, or that is refused for good, fails by
@@ -67,7 +67,11 @@ class PendingRecords:
     def __init__(self, shards: Iterable[Shard], settings: ProducerSettings, flow: Flow) -> None:
         self._settings = settings
         self._flow = flow
-        self._shard_queues = ShardQueues(shards, flow)
+        self._shard_queues: ShardQueues = (
+            AggregateQueues(shards, flow)
+            if settings.aggregates
+            else KeyQueues(shards, flow, keeps_order=settings.keeps_order)
+        )
         self.backlog = Backlog(settings)
         self._packer = Packer(settings)
         self._misplaced: list[_Misplaced] = []
@@ -85,22 +89,17 @@ class PendingRecords:
         self.add_checked(entry, checked_size_bytes(entry, self._settings.record_bytes_max))
 
     @property
-    def is_full_request(self) -> bool:
-        """Whether what may be sent now fills a request."""
-        return self._shard_queues.open_weight >= FULL_WEIGHT
-
-    @property
     def waits_for_listing(self) -> bool:
         """Whether acknowledged records wait for a new listing of the shards."""
         return bool(self._misplaced)
 
-    def add_checked(self, entry: PutEntry, size_bytes: int, receipt: Receipt | None = None) -> None:
-        """As `add`, for a record of which `checked_size_bytes` gave the size."""
-        key_queue, is_new = self.backlog.add(entry, size_bytes, receipt)
-        if is_new:
-            self._shard_queues.queue(key_queue)
-        elif key_queue.shard_queue is not None:
-            self._shard_queues.weigh(key_queue.shard_queue, weight_of(size_bytes))
+    def add_checked(self, entry: PutEntry, size_bytes: int, receipt: Receipt | None = None) -> bool:
+        """As `add`, for a record of which `checked_size_bytes` gave the size. Returns whether a
+        request is full now."""
+        backlog = self.backlog
+        backlog.records += 1
+        backlog.bytes += size_bytes
+        return self._shard_queues.add(entry, size_bytes, receipt)
 
     def take(self, now: float, *, hurried: bool = False) -> Request | None:
         """The next request; None if nothing waits, or if it should wait longer.
@@ -112,7 +111,7 @@ class PendingRecords:
             return None
         self._open_since = min(self._open_since, now)
         has_lingered = now - self._open_since >= self._settings.linger_s
-        if not (hurried or has_lingered or self._shard_queues.open_weight >= FULL_WEIGHT):
+        if not (hurried or has_lingered or self._shard_queues.is_full_request):
             return None
         request = self._filled(now)
         self._open_since = math.inf
@@ -194,11 +193,14 @@ class PendingRecords:
 
     def expire(self, now: float) -> None:
         """Records that were not sent until their deadline fail, with the reason."""
-        for record, key_queue, shard_queue in self._shard_queues.take_expired(now):
+        for record, shard_queue in self._shard_queues.take_expired(now):
             why = _why_late(shard_queue, self._last_failure, self.backlog.records)
-            self.backlog.fail_taken(record, why)
-            if not key_queue.entries:
-                self.backlog.remove(key_queue)
+            self.backlog.fail([record], why)
+
+    def fail_all(self, error: errors.KclrunError) -> None:
+        """Every record is given up."""
+        for queue in self._shard_queues.everything():
+            self.backlog.fail(queue.pop(len(queue.entries)), error)
 
     def forget_failures(self) -> None:
         """Try for another `give_up_after_s`."""
@@ -253,19 +255,21 @@ class PendingRecords:
         whether the request still has room."""
         allowed = min(share, shard_queue.flow.batch_records)
         before = request.shard_queues.get(shard_queue, 0)
-        count = 0
+        count = size_bytes = 0
         has_room = True
         while shard_queue.ready and before + count < allowed:
             part = self._packer.next_record(shard_queue)
             has_room = request.has_room(part.size_bytes)
             if not has_room:
                 break
-            self._shard_queues.take(shard_queue, len(part.origins))
+            self._shard_queues.take(shard_queue)
             request.take(part)
             count += 1
+            size_bytes += part.size_bytes
         if count:
+            shard_queue.flow.sending(count, size_bytes, request.sent_at)
             request.shard_queues[shard_queue] = before + count
-            request.is_full_speed = request.is_full_speed and shard_queue.flow.is_off
+            request.is_full_speed = request.is_full_speed and not shard_queue.flow.is_slow
         return has_room
 
     def _acknowledge(self, part: Part, result: PutResult) -> None:
@@ -277,17 +281,9 @@ class PendingRecords:
             if part.is_of_several_hash_keys:
                 self._misplaced.append(_Misplaced(part, shard_id, number))
                 return
-        if not part.is_aggregate:
-            key_queue = part.origins[0].key_queue
-            self.backlog.deliver(key_queue, shard_id, number)
-            self._go_on(key_queue)
-            return
-        index = 0
-        for key_queue, held in part.origins:
-            for _ in range(held):
-                self.backlog.deliver(key_queue, shard_id, number, index)
-                index += 1
-            self._go_on(key_queue)
+        records = part.queue.pop(part.held)
+        self.backlog.deliver(records, shard_id, number, 0 if part.is_aggregate else None)
+        self._shard_queues.settled(part.queue)
 
     def _place(self, aggregate: _Misplaced) -> None:
         """By a new listing: the records that belong to the aggregate's shard are there, the others
@@ -299,25 +295,15 @@ class PendingRecords:
             self._misplaced.append(aggregate)
             self.is_stale = True
             return
-        index = 0
-        for key_queue, held in part.origins:
-            # One hash key: all of them, or none.
-            hash_key = hash_key_of(key_queue.entries[0].entry)
-            is_there = hash_range is not None and hash_key in hash_range
-            if is_there:
-                for number_there in range(index, index + held):
-                    self.backlog.deliver(key_queue, shard_id, number, number_there)
+        again: list[Waiting] = []
+        for index, record in enumerate(part.queue.pop(part.held)):
+            if hash_range is not None and hash_key_of(record.entry) in hash_range:
+                self.backlog.deliver([record], shard_id, number, index)
             else:
-                self._refused += held
-            index += held
-            self._go_on(key_queue, first=not is_there)
-
-    def _go_on(self, key_queue: KeyQueue, *, first: bool = False) -> None:
-        """The records of this key that were under way are settled."""
-        if key_queue.entries:
-            self._shard_queues.queue(key_queue, first=first)
-        else:
-            self.backlog.remove(key_queue)
+                again.append(record)
+        self._refused += len(again)
+        part.queue.put_first(again)
+        self._shard_queues.settled(part.queue, first=True)
 
     def _put_part_back(self, part: Part, code: str = "") -> None:
         """To the front; or it fails, if it is refused for good and fails alone."""
@@ -325,14 +311,11 @@ class PendingRecords:
             where = f"a record for {part.shard_queue.shard_id}"
             self._fail_part(part, _refused_for_good(where, code))
             return
-        for key_queue, _ in reversed(part.origins):
-            self._shard_queues.queue(key_queue, first=True)
+        self._shard_queues.settled(part.queue, first=True)
 
     def _fail_part(self, part: Part, error: errors.KclrunError) -> None:
-        for key_queue, held in part.origins:
-            for _ in range(held):
-                self.backlog.fail(key_queue, error)
-            self._go_on(key_queue)
+        self.backlog.fail(part.queue.pop(part.held), error)
+        self._shard_queues.settled(part.queue)
 
     def _note_answer(
         self, shard_queue: ShardQueue, sent_at: float, now: float, *, refused: bool, took: bool

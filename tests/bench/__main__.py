@@ -200,6 +200,12 @@ ROWS: Final = {
             "bench.spark_lag:lag",
             2,
         ),
+        Row(
+            "producer",
+            "kclrun.Producer over TLS: aggregates ≥ 5 x boto3's put_records; at the shards' limits",
+            "bench.producer:producer",
+            5,
+        ),
         Row("spark-sink", "Spark's rows into a stream", "bench.spark_sink:sink", 3),
         Row(
             "spark-whole",

@@ -2,6 +2,7 @@ import hashlib
 import io
 import sys
 import threading
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,9 @@ from kclrun.cli import put
 from kclrun.cli.program import run_program
 from kclrun.cli.put import entries, format_of
 from kclrun.codec.record_sizes import RecordLimit
-from kclrun.errors import SettingsError, Unavailable
-from kclrun.model.record import PutEntry
+from kclrun.errors import AccessDenied, InvalidRequest, SettingsError
+from kclrun.model.record import PutEntry, PutResult
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from tests.unit.cli.memory_site import Clock
 
 
@@ -153,45 +155,22 @@ def test_a_person_is_reported_that_rows_are_read_from_standard_input(
     assert reported.getvalue() == said
 
 
-def test_a_put_that_fails_says_how_many_rows_are_in_the_stream(monkeypatch):
-    reported: list[int] = []
-    aws = SimpleNamespace(
-        kinesis_client=None,
-        settings=SimpleNamespace(only_stream="s"),
-        called_stream=lambda name: f"the stream {name}",
-    )
-
-    def send(_client: object, _stream: str, batch: tuple[PutEntry, ...]) -> None:
-        if reported:
-            raise Unavailable("PutRecords: no answer")
-
-    monkeypatch.setattr(put_records, "send_all", send)
-    rows = iter([PutEntry(b"x", "k")] * 700)
-
-    with pytest.raises(Unavailable, match="no answer\n500 rows are in the stream for certain"):
-        put._put_all(aws, rows, reported.append, aggregate=False, ordered=False)
-    assert reported == [500]
-
-
 # What is sent, and what is said
 
 
 class Sent:
-    """In place of Kinesis: the batches that a put sends, on a clock of its own."""
+    """In place of Kinesis: the requests that a put makes, on a clock of its own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, url: str = "http://127.0.0.1:1") -> None:
         self.clock = Clock()
-        self.batches: list[list[str]] = []
-        self.listed = self.ordered = 0
+        self.requests: list[list[str]] = []
         self.made: list[object] = []
         self.took_s = 2.0
-        self.fails: BaseException | None = None
+        self.fails: Exception | None = None
         self.url = url
         monkeypatch.setattr(put, "time", self.clock)
         monkeypatch.setattr("kclrun.cli.services.Aws", self.aws)
-        monkeypatch.setattr(put_records, "send_all", self.send)
-        monkeypatch.setattr(put_records, "ShardPacker", self.packer)
-        monkeypatch.setattr(put_records, "batches", self.batched)
+        monkeypatch.setattr(put_records, "WirePutter", lambda _client, _stream: self)
         monkeypatch.setattr("kclrun.local.filling.make_stream", self.make)
 
     def aws(self, settings: Any) -> SimpleNamespace:
@@ -201,46 +180,23 @@ class Sent:
             kinesis=SimpleNamespace(url=self.url),
             called_stream=lambda name: f"the stream {name}",
             credentials=SimpleNamespace(current=lambda: "credentials"),
-            stream=SimpleNamespace(list_shards=self.list_shards),
+            stream=SimpleNamespace(list_shards=lambda: [build_shard()]),
         )
-
-    def list_shards(self) -> str:
-        self.listed += 1
-        return "shards"
 
     def make(self, *made: object) -> bool:
         self.made.append(made)
         return len(self.made) != 2
 
-    def batched(self, rows: Any, *, one_a_key: bool) -> Any:
-        """A batch ends where its rows pause; the real ones are tested with the client."""
-        self.ordered += one_a_key
-        held = []
-        for row in rows:
-            if row is not None:
-                held.append(row)
-            elif held:
-                yield held
-                held = []
-        if held:
-            yield held
-
-    def send(self, _client: str, stream: str, batch: Any) -> None:
-        if self.batches and self.fails is not None:
+    def put(self, entries: Sequence[PutEntry]) -> tuple[PutResult, ...]:
+        if self.requests and self.fails is not None:
             raise self.fails
         self.clock.now += self.took_s
-        self.batches.append([each.data.decode() for each in batch])
+        self.requests.append([each.data.decode(errors="replace") for each in entries])
+        return tuple(PutResult("1", build_shard().shard_id) for _ in entries)
 
-    def packer(self, shards: str, *, share: float) -> SimpleNamespace:
-        assert (shards, share) == ("shards", 1.0)
-        held: list[PutEntry] = []
 
-        def flush() -> list[PutEntry]:
-            packed = [PutEntry(b"+".join(each.data for each in held), "k")] if held else []
-            held.clear()
-            return packed
-
-        return SimpleNamespace(add=lambda row: held.append(row) or [], flush=flush)
+def build_shard() -> Shard:
+    return Shard("shardId-000000000000", HashRange(0, HASH_KEY_MAX), "1")
 
 
 @pytest.fixture
@@ -256,16 +212,14 @@ LINE = "put --stream s --endpoint http://127.0.0.1:1"
 
 def test_rows_of_a_file_are_sent_and_counted(sent, capsys):
     assert run_program([*LINE.split(), "rows.txt"]) == 0
-    assert sent.batches == [["a", "b", "c"]]
+    assert sent.requests == [["a", "b", "c"]]
     assert capsys.readouterr() == ("3 rows put in 2.0 s (2/s)\n", "")
-    assert sent.ordered == sent.listed == 0
     sent.took_s = 0.0
     assert run_program([*LINE.split(), "rows.csv", "--ordered"]) == 0
-    assert sent.batches[1] == ['{"n":"1"}', '{"n":"2"}']
+    assert sent.requests[1] == ['{"n":"1"}', '{"n":"2"}']
     assert capsys.readouterr().out.startswith("2 rows put in 0.0 s (2,000,000,000/s)")
-    assert sent.ordered == 1
     assert run_program([*LINE.split(), "rows.csv", "--format", "text"]) == 0
-    assert sent.batches[2] == ["n", "1", "2"]
+    assert sent.requests[2] == ["n", "1", "2"]
     assert run_program([*LINE.split(), "no.txt"]) == 78
     assert "Cannot put: no.txt: No such file or directory" in capsys.readouterr().err
 
@@ -283,14 +237,51 @@ def test_a_stream_is_made_first_and_only_on_this_machine(sent, capsys):
     assert len(sent.made) == 3
 
 
-def test_an_interrupted_put_says_how_far_it_got(sent, capsys, monkeypatch):
-    sent.fails = KeyboardInterrupt()
+def test_an_interrupted_put_says_how_far_it_got(sent, capsys):
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    sent.clock.acts.append(interrupt)
     assert run_program([*LINE.split(), "rows.txt", "--rate", "2"]) == 130
     reported = capsys.readouterr()
     assert (reported.out, reported.err.strip()) == (
         "",
         "Interrupted: 1 rows are in the stream for certain",
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (AccessDenied("no", operation="PutRecords"), 77),
+        (InvalidRequest("no", operation="PutRecords"), 78),
+    ],
+)
+def test_a_put_that_fails_says_how_many_rows_are_in_the_stream(sent, capsys, error, code):
+    sent.fails = error
+    assert run_program([*LINE.split(), "rows.txt", "--rate", "2"]) == code
+    assert "1 rows are in the stream for certain" in capsys.readouterr().err
+    assert sent.requests == [["a"]]
+
+
+def test_the_rows_before_one_that_cannot_be_used_are_in_the_stream(sent, capsys, tmp_path):
+    (tmp_path / "rows.csv").write_text("n\n1\n2\n3,4\n5\n")
+    assert run_program([*LINE.split(), "rows.csv"]) == 78
+    assert sent.requests == [['{"n":"1"}', '{"n":"2"}']]
+    reported = capsys.readouterr().err
+    assert "line 4: not as many columns as the header" in reported
+    assert "2 rows are in the stream for certain" in reported
+
+
+def test_ordered_holds_one_record_of_a_key_in_a_request_and_aggregate_many_in_a_record(
+    sent, capsys, tmp_path
+):
+    (tmp_path / "rows.csv").write_text("k\na\na\nb\n")
+    assert run_program([*LINE.split(), "rows.csv", "--key", "k", "--ordered"]) == 0
+    assert [len(request) for request in sent.requests] == [2, 1]
+    assert run_program([*LINE.split(), "rows.csv", "--key", "k", "--aggregate"]) == 0
+    assert [len(request) for request in sent.requests[2:]] == [1]
+    assert capsys.readouterr().out.count("3 rows put in") == 2
 
 
 def test_at_a_rate_rows_wait_for_their_turn_and_none_is_held(sent):
@@ -306,27 +297,6 @@ def test_at_a_rate_rows_wait_for_their_turn_and_none_is_held(sent):
     assert paced(8, *rows) == (rows, [0.125, 0.125])
     # A pause of the pipe is no row.
     assert paced(8, rows[0], None, rows[1]) == ([rows[0], None, rows[1]], [0.125])
-
-
-def test_rows_are_packed_and_the_shards_listed_again_after_half_a_minute(sent):
-    aws = sent.aws(None)
-    a, b, c, d = (PutEntry(each, "k") for each in (b"a", b"b", b"c", b"d"))
-
-    def rows() -> Any:
-        yield a
-        yield b
-        yield None
-        assert sent.listed == 1
-        sent.clock.now += 30.0
-        yield c
-        assert sent.listed == 1
-        sent.clock.now += 0.25
-        yield d
-        assert sent.listed == 2
-        yield d
-
-    packed = [None if each is None else each.data for each in put._aggregated(aws, rows())]
-    assert packed == [b"a+b", None, b"c+d", None, b"d"]
 
 
 def test_the_rows_of_a_pipe_come_as_they_are_and_its_silence_too(monkeypatch):
@@ -366,7 +336,7 @@ def test_standard_input_is_read_as_it_comes_and_a_person_sees_the_progress(sent,
 
     assert run_program(LINE.split()) == 0
 
-    assert (sent.batches, came) == ([["a", "b"]], ["as they come"])
+    assert (sent.requests, came) == ([["a", "b"]], ["as they come"])
     assert "2 rows, 4/s" in reported.getvalue()
     assert run_program([*LINE.split(), "rows.txt"]) == 0
     assert len(came) == 1

@@ -205,13 +205,28 @@ def test_flush_waits_for_the_records_before_it_and_not_for_those_after_it(servic
 
     flushing = threading.Thread(target=flush)
     flushing.start()
-    until(lambda: producer._batch == 1)
+    until(lambda: len(producer._batches) == 2)
     service.fault = lambda entry: refuse(entry) if entry.partition_key == "b" else None
     put(producer, 1, "b")
     service.go.set()
 
     assert flushed.wait(HUNG_S), "the record of b waits for ever"
     flushing.join(HUNG_S)
+
+
+def test_each_flush_waits_for_the_records_after_the_one_before(service, opened):
+    producer = opened(service)
+    for number in range(5):
+        delivery = put(producer, number)
+        producer.flush(HUNG_S)
+        assert delivery.done()
+    service.go.clear()
+    put(producer, 5)
+    with pytest.raises(TimeoutError):
+        producer.flush(0.01)
+    with pytest.raises(TimeoutError):
+        producer.flush(0.01)
+    service.go.set()
 
 
 def test_a_flush_that_takes_too_long_says_so_and_the_records_go_on(service, opened):

@@ -52,6 +52,30 @@ def test_what_was_sent_before_the_last_step_is_no_news(sent_at, is_news):
         assert (flow.batch_records, flow.resume_at) == (counted if is_news else (250, 1.1))
 
 
+@pytest.mark.parametrize(
+    ("records", "size_bytes", "each_s"), [(1, 2**20 // 20, 0.05), (100, 5_000, 0.1), (1, 10, 0.0)]
+)
+def test_a_shard_that_has_refused_is_sent_its_quota_until_a_minute_later(
+    records, size_bytes, each_s
+):
+    flow = refused(1)
+    for now in range(10):
+        flow.accepted(sent_at=now, now=now)
+    assert (flow.is_slow, flow.is_off) == (False, False)
+    gaps, now = [], 20.0
+    while not flow.is_off:
+        flow.rest(now)
+        flow.sending(records, size_bytes, now)
+        flow.accepted(sent_at=now, now=now)
+        gaps.append(flow.resume_at - now)
+        now = max(flow.resume_at, now + 0.02)
+
+    assert gaps[0] == pytest.approx(each_s / 0.98, abs=0.002)
+    assert sum(gaps[:10]) == pytest.approx(10 * each_s / 0.98, abs=0.02)
+    assert now == pytest.approx(60.0, abs=0.2)
+    assert flow.metrics(now).slow_s == pytest.approx(9.0), "a pace is not a pause"
+
+
 def test_the_defaults_of_a_producer_are_what_they_are_derived_from():
     reported = ProducerSettings()
 

@@ -124,6 +124,22 @@ def test_a_hot_shard_loses_nothing_and_each_key_keeps_its_order(virtual_stream, 
             last[record.partition_key] = int(record.data)
 
 
+@pytest.mark.seconds
+def test_aggregates_bring_in_what_the_shards_take_and_are_hardly_ever_refused(virtual_stream):
+    """A minute and a half of more than two shards take, of 1 MiB a second and one in reserve."""
+    stream = virtual_stream(2, limits=True)
+    sending = producer(stream, aggregates=True)
+    began = stream.now
+    for number in range(40_000):
+        sending.add(PutEntry(b"x" * 5000, f"key{number % 500}", str((number % 2) * (2**128 - 1))))
+    sending.flush()
+
+    metrics = sending.metrics()
+    taken = 2 * 2**20 * (stream.now - began + 1)
+    assert metrics.bytes / taken >= 0.95
+    assert 0 < metrics.refused_records / metrics.records <= 0.01
+
+
 def test_nothing_is_held_longer_than_it_may_linger(stream):
     putter = Faulty(stream, lambda stream, entries: stream.put(entries))
     sending = producer(stream, putter)

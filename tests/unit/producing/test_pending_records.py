@@ -16,6 +16,7 @@ from kclrun.errors import (
 )
 from kclrun.model.record import PutEntry, PutResult, Record
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.producing.backlog import Outcome
 from kclrun.producing.flow_control import Flow, ProducerSettings
 from kclrun.producing.packing import AGGREGATE_BYTES_MAX
 from kclrun.producing.pending_records import PendingRecords
@@ -154,18 +155,18 @@ def test_what_waits_of_a_shard_goes_as_one_aggregate_and_one_record_as_it_is():
     assert (core.metrics(0.0).records, core.metrics(0.0).user_records) == (2, 101)
 
 
-def test_an_aggregate_stops_at_its_size_and_at_another_hash_key_of_its_key():
+def test_an_aggregate_stops_at_its_size():
     core = pending(aggregates=True)
     payload = b"x" * 20_000
-    for hash_key in ("0", "0", "0", "1"):
-        core.add(PutEntry(payload, "a", hash_key))
+    for _ in range(4):
+        core.add(PutEntry(payload, "a", "0"))
 
     sizes = []
     while (request := core.take(now=0.0, hurried=True)) is not None:
         sizes.append([(put.user_records, put.size_bytes) for put in request.entries])
         core.settle(request, taken(request), now=0.0)
 
-    assert [count for [(count, _)] in sizes] == [2, 1, 1]
+    assert [count for [(count, _)] in sizes] == [2, 2]
     assert all(size <= AGGREGATE_BYTES_MAX == 51_200 for [(_, size)] in sizes)
 
 
@@ -225,6 +226,14 @@ class Kept:
         self.deadline = deadline
 
 
+def errors_by_receipt(core):
+    return {
+        receipt: settled.outcome.error
+        for settled in core.backlog.settled
+        for receipt in settled.receipts
+    }
+
+
 def test_a_receipt_has_the_place_of_its_record_in_the_stream():
     core = pending(aggregates=True, fails_alone=True)
     receipts = [Kept() for _ in range(4)]
@@ -234,19 +243,10 @@ def test_a_receipt_has_the_place_of_its_record_in_the_stream():
     request = core.take(now=0.0, hurried=True)
     core.settle(request, [PutResult("11", LOW), PutResult("22", HIGH)], now=0.0)
 
-    found = {
-        outcome.receipt: (
-            outcome.shard_id,
-            outcome.sequence_number,
-            outcome.sub_sequence_number,
-            outcome.error,
-        )
-        for outcome in core.backlog.outcomes
-    }
-    assert [found[receipt] for receipt in receipts[:3]] == [
-        (LOW, "11", number, None) for number in range(3)
+    assert sorted(core.backlog.settled, key=lambda settled: settled.outcome.shard_id) == [
+        (receipts[:3], Outcome(LOW, "11", 0)),
+        (receipts[3:], Outcome(HIGH, "22", None)),
     ]
-    assert found[receipts[3]] == (HIGH, "22", None, None)
 
 
 @pytest.mark.parametrize("aggregates", [False, True])
@@ -261,18 +261,18 @@ def test_records_that_wait_beyond_their_deadline_fail_alone_and_those_under_way_
         THROTTLED if shard_of(put) == LOW else PutResult("1", HIGH) for put in request.entries
     ]
     core.expire(10.0)
-    assert core.backlog.outcomes == [], "they are under way"
+    assert core.backlog.settled == [], "they are under way"
     core.settle(request, results, now=10.0)
     core.expire(10.0)
 
-    failed = {outcome.receipt: outcome.error for outcome in core.backlog.outcomes}
+    failed = errors_by_receipt(core)
     assert isinstance(failed[early], Throttled)
     assert LOW in str(failed[early])
     assert failed[other] is None
     assert late not in failed
     assert (core.backlog.records, core.backlog.bytes) == (1, 2)
     core.expire(20.0)
-    assert [outcome.receipt for outcome in core.backlog.outcomes][-1] is late
+    assert core.backlog.settled[-1].receipts == [late]
     assert (core.backlog.records, core.take(now=99.0, hurried=True)) == (0, None)
     assert core.metrics(0.0).failed_records == 2
 
@@ -285,7 +285,7 @@ def test_a_record_that_is_refused_for_good_fails_alone():
     request = core.take(now=0.0, hurried=True)
     core.settle(request, [PutResult(error_code="AccessDenied"), PutResult("1", LOW)], now=0.0)
 
-    found = {outcome.receipt: outcome.error for outcome in core.backlog.outcomes}
+    found = errors_by_receipt(core)
     assert isinstance(found[refused_one], InvalidRequest)
     assert found[taken_one] is None
     assert core.backlog.records == 0
@@ -299,7 +299,7 @@ def test_a_request_that_is_refused_for_good_fails_its_records_and_the_next_of_th
     error = InvalidRequest("no", operation="PutRecords")
     core.drop(core.take(now=0.0, hurried=True), error)
 
-    assert [outcome.error for outcome in core.backlog.outcomes] == [error]
+    assert [settled.outcome.error for settled in core.backlog.settled] == [error]
     assert numbers(core.take(now=0.0, hurried=True)) == [1]
 
 
@@ -414,15 +414,15 @@ def test_a_slowed_shard_has_one_request_under_way_whatever_the_others_do(core):
         core.add(high(number, f"high{number}"))
     first = core.take(now=0.0, hurried=True)
     core.settle(first, refused(first), now=0.0)
-    for number in range(1000):
-        core.add(low(number, f"more{number}"))
     both = core.take(now=0.1, hurried=True)
     core.settle(
         both,
         [THROTTLED if shard_of(put) == HIGH else PutResult("1", LOW) for put in both.entries],
         now=0.1,
     )
-    only_low = core.take(now=0.2, hurried=True)
+    for number in range(1000):
+        core.add(low(number, f"more{number}"))
+    only_low = core.take(now=0.25, hurried=True)
 
     for number in range(100):
         core.add(high(number, f"again{number}"))
