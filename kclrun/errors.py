@@ -74,6 +74,7 @@ __all__ = [
     "KclrunError",
     "LeaseError",
     "LeaseLost",
+    "LetterTooLarge",
     "LimitExceeded",
     "MalformedAggregate",
     "MalformedBody",
@@ -89,6 +90,8 @@ __all__ = [
     "ProcessorVerdict",
     "RecordError",
     "RetryLater",
+    "RowMismatch",
+    "RowsRefused",
     "SegmentRefused",
     "ServiceError",
     "SettingsError",
@@ -99,9 +102,6 @@ __all__ = [
     "Throttled",
     "Unavailable",
     "UndecodableRecord",
-    "host_error",
-    "host_refusal",
-    "is_host_shortage",
 ]
 
 # The kernel's answers when a host has no process, descriptor, memory or disk free.
