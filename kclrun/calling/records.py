@@ -32,7 +32,7 @@ from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
-from kclrun.processor import Context, KeptRow, RecordCall, RecordProcessor
+from kclrun.processor import Context, KeptRow, NoState, RecordCall, RecordProcessor
 from kclrun.state.keyed import LiveEntries, Undoable
 
 # Effects and progress are reported to the host after this time: a report for each record would cost
@@ -176,7 +176,8 @@ class RecordCalls:
     ) -> None:
         self._host = host
         self._context = context = terms.context
-        self._entries = context._entries  # noqa: SLF001 - of the runtime's side of a context
+        live = context._live  # noqa: SLF001 - of the runtime's side of a context
+        self._entries = None if isinstance(live, NoState) else live
         self._decoding = terms.decoding
         self._report_s = report_s
         self._concurrency = terms.concurrency

@@ -100,6 +100,19 @@ class PendingCheckpoint(msgspec.Struct, frozen=True):
     state: bytes | None = None
 
 
+class ClaimedLease(msgspec.Struct, kw_only=True):
+    """The lease of a processor, as the claim found it. On Spark `fencing_token` grows when the next
+    task goes on with it."""
+
+    application: str
+    stream: str
+    shard_id: str
+    key: str
+    position: ExtendedSequenceNumber
+    fencing_token: int
+    pending: PendingCheckpoint | None = None
+
+
 class Halt(msgspec.Struct, frozen=True):
     """Why a lease stands still by decision: owned, renewed, not processed, until resumed.
 
