@@ -163,7 +163,8 @@ class OffsetRefused(ConfigError):
 
 
 class ServiceError(KclrunError):
-    """AWS refused, failed or did not answer. `code` is the service's own error name, or ours."""
+    """AWS refused, failed or did not answer. `operation` is the name of the call, such as
+    `GetRecords`, and `code` the service's own name of the error, or ours; empty if not known."""
 
     def __init__(self, message: str, *, operation: str = "", code: str = "") -> None:
         super().__init__(message)
@@ -317,7 +318,7 @@ class FailedRecords(ProcessorVerdict):
 
 
 class RetryLater(ProcessorVerdict):
-    """Raised by `process_records`: give the same records again after so many seconds.
+    """Raised by `process_records`: give the same records again after `after_s` seconds.
 
     For a service that is known to be away: it counts as no attempt, so nothing is given up,
     unless the oldest record is above `on_error.max_age`. At most an hour.

@@ -212,11 +212,11 @@ class Context(Generic[O_co]):
         return self._live
 
     def counter(self, name: str) -> Counter:
-        """A number for each key, in `state` under this name."""
+        """A number for each key, in `state` under this name. Raises: as `state`."""
         return Counter(self.state, name)
 
     def table(self, name: str, of: type[T]) -> Table[T]:
-        """A value of the type `of` for each key, in `state` under this name."""
+        """A value of the type `of` for each key, in `state` under this name. Raises: as `state`."""
         return Table(self.state, name, of)
 
     def set_timer(
@@ -284,11 +284,12 @@ class Context(Generic[O_co]):
 
 
 class RecordContext(msgspec.Struct, Generic[O_co]):
-    """What one call of `process_record` may do. Usable during that call alone, from any thread.
+    """What one call of `process_record` may do: emit rows, and change the state and the timers of
+    the record's key.
 
-    What it emits and changes is kept for its record until a commit covers the record.
-
-    `options`, `stream` and `shard_id` are those of the processor's own context.
+    The runtime makes one for each call, and any thread may use it while that call runs. A call that
+    is over cannot emit or change anything: it raises SinkError. What a call emits and changes is
+    kept for its record until a commit covers the record, and is dropped if the call raises.
     """
 
     # A Struct: one is made for each record, in half the time of a class.
@@ -298,14 +299,17 @@ class RecordContext(msgspec.Struct, Generic[O_co]):
 
     @property
     def options(self) -> O_co:
+        """The options of the settings, as `Context.options`."""
         return self._of.options
 
     @property
     def stream(self) -> str:
+        """The name of the stream, as `Context.stream`."""
         return self._of.stream
 
     @property
     def shard_id(self) -> str:
+        """The id of the shard, as `Context.shard_id`."""
         return self._of.shard_id
 
     @property
@@ -386,6 +390,10 @@ class RecordCall(RecordContext[Any]):
     changes: list[Undoable] | None = None
     kept_bytes: int = 0
 
+    def __dir__(self) -> list[str]:
+        """Completion shows what a user may use, and not the runtime's side."""
+        return list(dir(RecordContext))
+
     def _keep(self, row: KeptRow) -> None:
         if not self.is_open:
             raise SinkError("emit() of a record is for its call of process_record, while it runs")
@@ -419,7 +427,12 @@ class RecordCall(RecordContext[Any]):
 
 
 class Checkpointer:
-    """Makes progress durable. Usable during the call that it was passed to, from any thread."""
+    """Makes progress durable: what a checkpoint covers is not given again after a crash.
+
+    The runtime passes one to each call that may checkpoint; use it during that call, from any
+    thread. With `checkpoint.every` as a duration or `batch` the runtime checkpoints by itself, and
+    a call of yours is one more. With `manual` only yours counts.
+    """
 
     def __init__(self, write: Callable[[ExtendedSequenceNumber | None], None]) -> None:
         self._write = write

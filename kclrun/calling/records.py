@@ -229,7 +229,7 @@ class RecordCalls:
             self._entries.is_of_records = True
         try:
             done, error = 0, None
-            RecordBatch(batch.records, decoding=self._decoding)
+            RecordBatch(batch.records, _decoding=self._decoding)
             if isinstance(self._runner, InlineRunner):
                 done, error = self._run_in_order(self._runner.call, batch.records)
             return self._run_window(batch, done, error)
@@ -340,7 +340,7 @@ class RecordCalls:
             record = self._window.record(number)
             context = self._contexts[number] = RecordCall(self._context, record)
             self._began[number] = now
-            RecordBatch((record,), decoding=self._decoding)  # decodes anew
+            RecordBatch((record,), _decoding=self._decoding)  # decodes anew
             calls.append((number, record, context))
         if self._runner.is_inline:
             self._host.busy(now)

@@ -94,7 +94,11 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class PendingCheckpoint(msgspec.Struct, frozen=True):
-    """The first half of a two-phase checkpoint of the Java KCL; kept until our first checkpoint."""
+    """The first half of a two-phase checkpoint of the Java KCL; kept until our first checkpoint.
+
+    `position` is where the Java worker wanted to checkpoint; `state` the bytes that its application
+    stored with it, None if it stored none.
+    """
 
     position: ExtendedSequenceNumber
     state: bytes | None = None

@@ -32,7 +32,7 @@ Mode = Literal["auto", "batch", "manual"]
 
 
 class Call(NamedTuple):
-    """One call of the processor: its name, and the number of records in it."""
+    """One call of the processor: the `name` of the method, and the number of `records` in it."""
 
     name: str
     records: int = 0
