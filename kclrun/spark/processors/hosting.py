@@ -432,12 +432,9 @@ class ProcessorHost:
         """The account of the range, once its rows have left."""
         return self._progress.report(self._lease_key, self.rows.count())
 
-    def _initialize(self, user_code: type[RecordProcessor], begin: ExtendedSequenceNumber) -> None:
-        # Each attempt gets a fresh instance: a half-initialised one is not usable.
-        self._processor = user_code()
-        times = EventTimes(self._processor.event_time, self._warn)
-        if unused := unused_event_time(self._processor):
-            self._warn(unused)
+    def _make_context(
+        self, user_code: type[RecordProcessor], begin: ExtendedSequenceNumber, times: EventTimes
+    ) -> Context:
         self._lease = ClaimedLease(
             application=self._job.application,
             stream=self._stream,
@@ -446,7 +443,7 @@ class ProcessorHost:
             position=begin,
             fencing_token=self._token,
         )
-        self._context = Context(
+        return Context(
             lease=self._lease,
             options=decoded_options(user_code, self._job.options),
             checkpoint=CheckpointPolicy(
@@ -461,6 +458,14 @@ class ProcessorHost:
             if self._job.schema is None
             else {MAIN_OUTPUT: RowSchema.parse(self._job.schema)},
         )
+
+    def _initialize(self, user_code: type[RecordProcessor], begin: ExtendedSequenceNumber) -> None:
+        # Each attempt gets a fresh instance: a half-initialised one is not usable.
+        self._processor = user_code()
+        times = EventTimes(self._processor.event_time, self._warn)
+        if unused := unused_event_time(self._processor):
+            self._warn(unused)
+        self._context = self._make_context(user_code, begin, times)
         if self.state is not None and fires_timers(self._processor):
             assert self._job.state is not None, "a job with state has its place"
             self._timers = EventTimers(
