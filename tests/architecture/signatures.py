@@ -181,11 +181,24 @@ class PublicNames:
 
     def _note_parameters(self, path, entry):
         for number, parameter in enumerate(_parameters(entry), 1):
+            unpacked = self._unpacked(parameter)
+            if unpacked is not None:
+                for name, field in unpacked.attributes.items():
+                    annotation = self._annotation(path, field.annotation)
+                    self.facts[f"{path}({name})"] = f"may be left out, name only: {annotation}"
+                continue
             kind = _KINDS[parameter.kind]
             place = f"{number}, " if "position" in kind else ""
             annotation = self._annotation(path, parameter.annotation)
             default = "" if "further" in kind else self._default(parameter.default)
             self.facts[f"{path}({parameter.name})"] = f"{place}{kind}: {annotation}{default}"
+
+    def _unpacked(self, parameter):
+        """The TypedDict whose fields are the further keywords; None for another parameter."""
+        annotation = parameter.annotation
+        if not isinstance(annotation, griffe.ExprSubscript) or str(annotation.left) != "Unpack":
+            return None
+        return self._tree.found(annotation.slice.canonical_path)
 
     def _default(self, value):
         """A default as the source has it, or the value of the constant that it names."""

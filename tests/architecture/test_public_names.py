@@ -52,9 +52,10 @@ def differences(before, now):
 
 
 def is_needed(name, facts):
-    return name.endswith(")") and "(" in name and "further" not in facts[name] and (
-        " = " not in facts[name] and not name.endswith("()")
-    )  # fmt: skip
+    """Whether it is a parameter that each call has to give."""
+    is_parameter = name.endswith(")") and not name.endswith("()")
+    has_default = any(words in facts[name] for words in (" = ", "any further", "may be left out"))
+    return is_parameter and not has_default
 
 
 def is_of_a_new_call(name, before):
