@@ -16,14 +16,17 @@ if sys.platform != "linux" or sys.version_info < (3, 11):
 from typing import TYPE_CHECKING, Any
 
 from kclrun.errors import FailedRecords, HaltShard, RetryLater
+from kclrun.model.lease import PendingCheckpoint
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.processor import Checkpointer, Context, RecordContext, RecordProcessor
+from kclrun.state.keyed import Counter, KeyState, State, Table
 from kclrun.state.timers import Timer
 
 if TYPE_CHECKING:
     from kclrun.producer import AsyncProducer, Producer
     from kclrun.producing.delivery import Delivered, Delivery
+    from kclrun.producing.flow_control import ProducerMetrics, ShardMetrics
     from kclrun.reading.stream import Reading, ShardRecord, read
     from kclrun.running import RunResult, run
 
@@ -31,12 +34,16 @@ __all__ = [
     "AsyncProducer",
     "Checkpointer",
     "Context",
+    "Counter",
     "Delivered",
     "Delivery",
     "ExtendedSequenceNumber",
     "FailedRecords",
     "HaltShard",
+    "KeyState",
+    "PendingCheckpoint",
     "Producer",
+    "ProducerMetrics",
     "Reading",
     "Record",
     "RecordBatch",
@@ -44,7 +51,10 @@ __all__ = [
     "RecordProcessor",
     "RetryLater",
     "RunResult",
+    "ShardMetrics",
     "ShardRecord",
+    "State",
+    "Table",
     "Timer",
     "read",
     "run",
@@ -56,8 +66,10 @@ _LATER = {
     "Delivered": "kclrun.producing.delivery",
     "Delivery": "kclrun.producing.delivery",
     "Producer": "kclrun.producer",
+    "ProducerMetrics": "kclrun.producing.flow_control",
     "Reading": "kclrun.reading.stream",
     "RunResult": "kclrun.running",
+    "ShardMetrics": "kclrun.producing.flow_control",
     "ShardRecord": "kclrun.reading.stream",
     "read": "kclrun.reading.stream",
     "run": "kclrun.running",

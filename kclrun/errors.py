@@ -74,6 +74,7 @@ __all__ = [
     "KclrunError",
     "LeaseError",
     "LeaseLost",
+    "LetterTooLarge",
     "LimitExceeded",
     "MalformedAggregate",
     "MalformedBody",
@@ -89,6 +90,8 @@ __all__ = [
     "ProcessorVerdict",
     "RecordError",
     "RetryLater",
+    "RowMismatch",
+    "RowsRefused",
     "SegmentRefused",
     "ServiceError",
     "SettingsError",
@@ -99,9 +102,6 @@ __all__ = [
     "Throttled",
     "Unavailable",
     "UndecodableRecord",
-    "host_error",
-    "host_refusal",
-    "is_host_shortage",
 ]
 
 # The kernel's answers when a host has no process, descriptor, memory or disk free.
@@ -163,7 +163,8 @@ class OffsetRefused(ConfigError):
 
 
 class ServiceError(KclrunError):
-    """AWS refused, failed or did not answer. `code` is the service's own error name, or ours."""
+    """AWS refused, failed or did not answer. `operation` is the name of the call, such as
+    `GetRecords`, and `code` the service's own name of the error, or ours; empty if not known."""
 
     def __init__(self, message: str, *, operation: str = "", code: str = "") -> None:
         super().__init__(message)
@@ -317,7 +318,7 @@ class FailedRecords(ProcessorVerdict):
 
 
 class RetryLater(ProcessorVerdict):
-    """Raised by `process_records`: give the same records again after so many seconds.
+    """Raised by `process_records`: give the same records again after `after_s` seconds.
 
     For a service that is known to be away: it counts as no attempt, so nothing is given up,
     unless the oldest record is above `on_error.max_age`. At most an hour.

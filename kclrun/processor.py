@@ -9,13 +9,15 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from kclrun.deprecation import warn_of_old_name
 from kclrun.errors import LimitExceeded, SettingsError, SinkError
-from kclrun.model.lease import PendingCheckpoint
+from kclrun.model.lease import ClaimedLease, PendingCheckpoint
 from kclrun.model.output import MAIN_OUTPUT
+from kclrun.model.policies import CheckpointMode, CheckpointPolicy
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.row_schema import RowSchema, row_mapping
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -36,9 +38,11 @@ __all__ = [
     "Checkpointer",
     "Context",
     "KeptRow",
+    "NoState",
     "RecordCall",
     "RecordContext",
     "RecordProcessor",
+    "RowOutputs",
 ]
 
 if TYPE_CHECKING:
@@ -71,80 +75,148 @@ class KeptRow(NamedTuple):
     size: int
 
 
-class Context(Generic[O_co]):
-    """The place of a processor: shard, options, checkpoint. Made by the runtime, one a processor.
+class RowOutputs(Protocol):
+    """The outputs of one lease, as contexts send rows to them."""
 
-    `position` is the checkpoint the shard is read from; `options` the mapping of the same name in
-    the configuration, or what `options_as` of the processor makes of it; `fencing_token` the lease
-    counter at the claim, which only grows; `pending_checkpoint` the state that a Java KCL worker
-    left by a two-phase checkpoint, or None; `uncheckpointed_max` how many records may be delivered
-    beyond the last checkpoint; `checkpoint_mode` says which side checkpoints: with `auto` and
-    `batch` the runtime, with `manual` the processor.
+    def emit(self, row: Row, to: str, /) -> None:
+        """Take a row of the shard's context. Raises: as `Context.emit`."""
+        ...
+
+    def prepare(self, row: Row, to: str, /) -> KeptRow:
+        """Encode the row of a record, which waits for its record. Raises: as `Context.emit`."""
+        ...
+
+
+class NoState(msgspec.Struct, frozen=True):
+    """The lease has no state, and why, in words."""
+
+    reason: str = (
+        "context.state needs a place that survives this machine: set state.store in the"
+        " configuration to a folder or to s3://bucket/prefix (engine: fleet)"
+    )
+
+
+class Context(Generic[O_co]):
+    """The place of a processor: its shard, its options, its state and its outputs.
+
+    The runtime makes one for each processor and passes it to `initialize`. Keep it there, and use
+    it in `process_records`, `on_timer` and `shard_ended`. A `process_record` uses the context that
+    it is called with. In a test `kclrun.testing.run_processor` makes one.
+
+    `Context[Options]` is one whose `options` are of that type: see `RecordProcessor`.
     """
 
     def __init__(
         self,
         *,
-        application: str,
-        stream: str,
-        shard_id: str,
-        lease_key: str,
-        position: ExtendedSequenceNumber,
+        lease: ClaimedLease,
         options: O_co,
-        fencing_token: int,
-        uncheckpointed_max: int,
-        checkpoint_mode: Literal["auto", "batch", "manual"],
-        emit: Callable[[Row, str], None],
+        checkpoint: CheckpointPolicy,
+        rows: RowOutputs,
         release: Callable[[], None],
-        entries: LiveEntries | None = None,
-        watermark: Callable[[], float | None] = lambda: None,
-        pending_checkpoint: PendingCheckpoint | None = None,
-        schemas: Mapping[str, RowSchema] | None = None,
-        prepare: Callable[[Row, str], KeptRow] | None = None,
-        no_state: str | None = None,
+        state: LiveEntries | NoState,
         times: EventTimes | None = None,
+        watermark: Callable[[], float | None] = lambda: None,
+        schemas: Mapping[str, RowSchema] | None = None,
     ) -> None:
-        self.application = application
-        self.stream = stream
-        self.shard_id = shard_id
-        self.lease_key = lease_key
-        self.position = position
-        self.options = options
-        self.fencing_token = fencing_token
-        self.uncheckpointed_max = uncheckpointed_max
-        self.checkpoint_mode = checkpoint_mode
-        self.pending_checkpoint = pending_checkpoint
-        self._emit = emit
+        self._lease = lease
+        self._options = options
+        self._checkpoint = checkpoint
+        self._emit = rows.emit
+        self._prepare = rows.prepare
         self._schemas = schemas or {}
         self._release = release
-        self._prepare = prepare
-        self._entries = entries
+        self._live = state
         self._watermark = watermark
         self._times = times or EventTimes()
-        self._no_state = no_state or (
-            "context.state needs a place that survives this machine: set state.store in the"
-            " configuration to a folder or to s3://bucket/prefix (engine: fleet)"
-        )
+
+    @property
+    def application(self) -> str:
+        """The setting `application`: the name of the fleet, and of its lease table."""
+        return self._lease.application
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream, without the ARN around it; of a DynamoDB stream that of its
+        table."""
+        return self._lease.stream
+
+    @property
+    def shard_id(self) -> str:
+        """The id of the shard, such as `shardId-000000000000`. Two streams have shards of the same
+        id: `lease_key` tells them apart."""
+        return self._lease.shard_id
+
+    @property
+    def lease_key(self) -> str:
+        """The key of the shard's row in the lease table: its id, or with several streams
+        `stream:shard id`."""
+        return self._lease.key
+
+    @property
+    def position(self) -> ExtendedSequenceNumber:
+        """The checkpoint that the shard is read from: records come from after it. TRIM_HORIZON,
+        LATEST or AT_TIMESTAMP if there is none yet. It does not move while the shard is read."""
+        return self._lease.position
+
+    @property
+    def options(self) -> O_co:
+        """The setting `options`: a mapping, or what `options_as` of the processor makes of it."""
+        return self._options
+
+    @property
+    def fencing_token(self) -> int:
+        """A number that only grows with each owner of the shard: the counter of the lease at its
+        claim. A store that refuses a smaller one than it has seen is safe from a former owner."""
+        return self._lease.fencing_token
+
+    @property
+    def pending_checkpoint(self) -> PendingCheckpoint | None:
+        """What a worker of the Java KCL left by the first half of a two-phase checkpoint: its
+        position, and its application state as bytes. None if it left nothing."""
+        return self._lease.pending
+
+    @property
+    def uncheckpointed_max(self) -> int:
+        """The setting `checkpoint.uncheckpointed_max`: how many records may be delivered beyond the
+        last checkpoint. With `checkpoint.every: manual` no further record comes before the
+        processor checkpoints."""
+        return self._checkpoint.uncheckpointed_max
+
+    @property
+    def checkpoint_every(self) -> float | Literal["batch", "manual"]:
+        """The setting `checkpoint.every`: the runtime checkpoints every so many seconds or after
+        each `batch`, or `manual`: the processor does. On Spark it is `batch`."""
+        policy = self._checkpoint
+        return policy.every_s if policy.mode == "auto" else policy.mode
+
+    @property
+    def checkpoint_mode(self) -> CheckpointMode:
+        """The former name of `checkpoint_every`: `auto` for a number of seconds. Deprecated."""
+        warn_of_old_name("context.checkpoint_mode", "context.checkpoint_every", gone_in="2.0")
+        return self._checkpoint.mode
 
     @property
     def state(self) -> State:
-        """What is remembered of the keys of the shard; see `kclrun.state.keyed.State`. It is there
-        from `initialize` on, as of `position`, and is changed in `process_records`, `on_timer` and
+        """What the processor remembers of the keys of the shard; see `State`. It is there from
+        `initialize` on, as of `position`. Change it in `process_records`, `on_timer` and
         `shard_ended`; in `process_record` use that of the call's own context.
-        Raises: SettingsError if the settings have no `state`."""
-        return State(self._require_entries())
 
-    def _require_entries(self) -> LiveEntries:
-        if self._entries is None:
-            raise SettingsError(self._no_state)
-        return self._entries
+        Raises: SettingsError if the settings have no `state`.
+        """
+        return State(self._require_live())
+
+    def _require_live(self) -> LiveEntries:
+        if isinstance(self._live, NoState):
+            raise SettingsError(self._live.reason)
+        return self._live
 
     def counter(self, name: str) -> Counter:
-        """A number for each key, in `state` under this name."""
+        """A number for each key, in `state` under this name. Raises: as `state`."""
         return Counter(self.state, name)
 
     def table(self, name: str, of: type[T]) -> Table[T]:
-        """A value of the type `of` for each key, in `state` under this name."""
+        """A value of the type `of` for each key, in `state` under this name. Raises: as `state`."""
         return Table(self.state, name, of)
 
     def set_timer(
@@ -163,11 +235,11 @@ class Context(Generic[O_co]):
         Raises: SettingsError without `state` in the settings, or without `on_timer`; LimitExceeded
         for a time or a key that cannot be; HaltShard above 500,000 pending timers of a shard.
         """
-        self._require_entries().set_timer(key, at, name, clock)
+        self._require_live().set_timer(key, at, name, clock)
 
     def delete_timer(self, key: Record | str, name: str = "") -> None:
         """Forget the timer of this key and name; nothing happens where none is pending."""
-        self._require_entries().delete_timer(key, name)
+        self._require_live().delete_timer(key, name)
 
     @property
     def watermark(self) -> float | None:
@@ -212,11 +284,12 @@ class Context(Generic[O_co]):
 
 
 class RecordContext(msgspec.Struct, Generic[O_co]):
-    """What one call of `process_record` may do. Usable during that call alone, from any thread.
+    """What one call of `process_record` may do: emit rows, and change the state and the timers of
+    the record's key.
 
-    What it emits and changes is kept for its record until a commit covers the record.
-
-    `options`, `stream` and `shard_id` are those of the processor's own context.
+    The runtime makes one for each call, and any thread may use it while that call runs. A call that
+    is over cannot emit or change anything: it raises SinkError. What a call emits and changes is
+    kept for its record until a commit covers the record, and is dropped if the call raises.
     """
 
     # A Struct: one is made for each record, in half the time of a class.
@@ -226,14 +299,17 @@ class RecordContext(msgspec.Struct, Generic[O_co]):
 
     @property
     def options(self) -> O_co:
+        """The options of the settings, as `Context.options`."""
         return self._of.options
 
     @property
     def stream(self) -> str:
+        """The name of the stream, as `Context.stream`."""
         return self._of.stream
 
     @property
     def shard_id(self) -> str:
+        """The id of the shard, as `Context.shard_id`."""
         return self._of.shard_id
 
     @property
@@ -249,7 +325,7 @@ class RecordContext(msgspec.Struct, Generic[O_co]):
         return State(self._own_key())
 
     def _own_key(self) -> OwnKey:
-        live = self._of._require_entries()  # noqa: SLF001 - the two are one interface
+        live = self._of._require_live()  # noqa: SLF001 - the two are one interface
         return OwnKey(live, self._record.partition_key, self._change)
 
     def counter(self, name: str) -> Counter:
@@ -289,9 +365,8 @@ class RecordContext(msgspec.Struct, Generic[O_co]):
         Raises: as `Context.emit`; LimitExceeded beyond 16 MiB of one record; SinkError when the
         call is over: it returned, or it ran out of time.
         """
-        prepare = self._of._prepare  # noqa: SLF001 - the two are one interface
-        assert prepare is not None, "the runtime gives its outputs"
-        self._keep(prepare(self._of._checked(row, to), to))  # noqa: SLF001
+        of = self._of
+        self._keep(of._prepare(of._checked(row, to), to))  # noqa: SLF001 - the two are one interface
 
     def release(self) -> None:
         """Give the lease up in good order, as `Context.release` does: no further record starts, but
@@ -314,6 +389,10 @@ class RecordCall(RecordContext[Any]):
     kept: list[KeptRow] | None = None
     changes: list[Undoable] | None = None
     kept_bytes: int = 0
+
+    def __dir__(self) -> list[str]:
+        """Completion shows what a user may use, and not the runtime's side."""
+        return list(dir(RecordContext))
 
     def _keep(self, row: KeptRow) -> None:
         if not self.is_open:
@@ -348,7 +427,12 @@ class RecordCall(RecordContext[Any]):
 
 
 class Checkpointer:
-    """Makes progress durable. Usable during the call that it was passed to, from any thread."""
+    """Makes progress durable: what a checkpoint covers is not given again after a crash.
+
+    The runtime passes one to each call that may checkpoint; use it during that call, from any
+    thread. With `checkpoint.every` as a duration or `batch` the runtime checkpoints by itself, and
+    a call of yours is one more. With `manual` only yours counts.
+    """
 
     def __init__(self, write: Callable[[ExtendedSequenceNumber | None], None]) -> None:
         self._write = write

@@ -73,8 +73,8 @@ class Session(msgspec.Struct, frozen=True):
 
 
 class Window(msgspec.Struct, Generic[T], frozen=True):
-    """What the records of `key` from `start` on and before `end` came to; in seconds since the
-    epoch. The end of a session is `gap_s` behind its last record."""
+    """What the records of `key` from `start` on and before `end` came to: `value`. The times are in
+    seconds since the epoch. The end of a session is `gap_s` behind its last record."""
 
     key: str
     start: float

@@ -55,7 +55,7 @@ class JsonLines(RecordProcessor):
     """
 
     def initialize(self, context: Context) -> None:
-        if context.checkpoint_mode != "manual":
+        if context.checkpoint_every != "manual":
             raise ValueError(
                 "archive.JsonLines needs `checkpoint: {every: manual}` in its settings"
             )

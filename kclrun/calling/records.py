@@ -32,7 +32,7 @@ from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
-from kclrun.processor import Context, KeptRow, RecordCall, RecordProcessor
+from kclrun.processor import Context, KeptRow, NoState, RecordCall, RecordProcessor
 from kclrun.state.keyed import LiveEntries, Undoable
 
 # Effects and progress are reported to the host after this time: a report for each record would cost
@@ -176,7 +176,8 @@ class RecordCalls:
     ) -> None:
         self._host = host
         self._context = context = terms.context
-        self._entries = context._entries  # noqa: SLF001 - of the runtime's side of a context
+        live = context._live  # noqa: SLF001 - of the runtime's side of a context
+        self._entries = None if isinstance(live, NoState) else live
         self._decoding = terms.decoding
         self._report_s = report_s
         self._concurrency = terms.concurrency
@@ -228,7 +229,7 @@ class RecordCalls:
             self._entries.is_of_records = True
         try:
             done, error = 0, None
-            RecordBatch(batch.records, decoding=self._decoding)
+            RecordBatch(batch.records, _decoding=self._decoding)
             if isinstance(self._runner, InlineRunner):
                 done, error = self._run_in_order(self._runner.call, batch.records)
             return self._run_window(batch, done, error)
@@ -339,7 +340,7 @@ class RecordCalls:
             record = self._window.record(number)
             context = self._contexts[number] = RecordCall(self._context, record)
             self._began[number] = now
-            RecordBatch((record,), decoding=self._decoding)  # decodes anew
+            RecordBatch((record,), _decoding=self._decoding)  # decodes anew
             calls.append((number, record, context))
         if self._runner.is_inline:
             self._host.busy(now)

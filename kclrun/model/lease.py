@@ -94,10 +94,27 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class PendingCheckpoint(msgspec.Struct, frozen=True):
-    """The first half of a two-phase checkpoint of the Java KCL; kept until our first checkpoint."""
+    """The first half of a two-phase checkpoint of the Java KCL; kept until our first checkpoint.
+
+    `position` is where the Java worker wanted to checkpoint; `state` the bytes that its application
+    stored with it, None if it stored none.
+    """
 
     position: ExtendedSequenceNumber
     state: bytes | None = None
+
+
+class ClaimedLease(msgspec.Struct, kw_only=True):
+    """The lease of a processor, as the claim found it. On Spark `fencing_token` grows when the next
+    task goes on with it."""
+
+    application: str
+    stream: str
+    shard_id: str
+    key: str
+    position: ExtendedSequenceNumber
+    fencing_token: int
+    pending: PendingCheckpoint | None = None
 
 
 class Halt(msgspec.Struct, frozen=True):

@@ -71,12 +71,16 @@ else:
 
 
 class Record(msgspec.Struct, Generic[V_co], frozen=True, gc=False):
-    """One user record; `Record[Order]` is one whose `value` is an Order.
+    """One user record; `Record[Order]` is one whose `value` is an Order. It cannot be changed.
 
-    `data` is the payload. `approximate_arrival_timestamp` is in seconds since the epoch, as the
-    service sent it. `sub_sequence_number` is the index inside a KPL aggregate, else 0.
-    `aggregated`: the record came out of an aggregate. `malformed`: the bytes looked like an
-    aggregate and are not one, so they are delivered as they are.
+    `data` is the payload, as bytes. `partition_key` is the key that the producer put it with, of up
+    to 256 characters. `sequence_number` is the place in the shard: a decimal number of up to 129
+    digits, as text. `approximate_arrival_timestamp` is when the stream got it, in seconds since the
+    epoch, as the service sent it. `encryption_type` is `KMS`, `NONE` or None, as the service sent
+    it. `sub_sequence_number` is the index inside a KPL aggregate, else 0. `explicit_hash_key` is
+    that of a record in an aggregate, if its producer gave one, else None. `aggregated`: the record
+    came out of an aggregate. `malformed`: the bytes looked like an aggregate and are not one, so
+    they are delivered as they are.
     """
 
     data: bytes = msgspec.field(name="Data")
@@ -116,6 +120,7 @@ class Record(msgspec.Struct, Generic[V_co], frozen=True, gc=False):
 
     @property
     def position(self) -> ExtendedSequenceNumber:
+        """The sequence number and the sub-sequence number, as one value with an order."""
         return ExtendedSequenceNumber(self.sequence_number, self.sub_sequence_number)
 
     @property
@@ -129,12 +134,12 @@ class Record(msgspec.Struct, Generic[V_co], frozen=True, gc=False):
 
 
 class RecordBatch(Sequence[Record[V_co]]):
-    """Records of one shard in their order, as given to `process_records`.
+    """Records of one shard in their order, as given to `process_records`: a sequence.
 
-    `millis_behind_latest` is the value of GetRecords when the batch was fetched, or None.
-    `fencing_token` is the lease counter at the claim: it only grows over a lease's life, so a sink
-    that refuses smaller tokens is safe from a former owner. With `decoding` each record decodes its
-    `value` anew, whatever an earlier call did to it.
+    `records` are the records as one sequence. `millis_behind_latest` is by how many milliseconds
+    the shard was behind its tip when the batch was fetched, as GetRecords says it; None if it is
+    not known, and on Spark. `fencing_token` is that of the context: it only grows over a lease's
+    life, so a store that refuses smaller ones is safe from a former owner.
     """
 
     __slots__ = ("fencing_token", "millis_behind_latest", "records")
@@ -144,15 +149,16 @@ class RecordBatch(Sequence[Record[V_co]]):
         records: Sequence[Record[V_co]],
         millis_behind_latest: int | None = None,
         fencing_token: int = 0,
-        decoding: Decoding | None = None,
+        _decoding: Decoding | None = None,
     ) -> None:
-        if decoding is not None:
+        # With a decoding each record decodes its `value` anew, whatever an earlier call did to it.
+        if _decoding is not None:
             # 40 ns a record: a third of a loop of statements.
             setters = map(
                 msgspec.structs.force_setattr,
                 records,
                 itertools.repeat("_decoding"),
-                itertools.repeat(decoding),
+                itertools.repeat(_decoding),
             )
             collections.deque(setters, maxlen=0)
         self.records = records

@@ -36,12 +36,11 @@ IDLE_TICKS: Final = 2**32
 class ExtendedSequenceNumber(msgspec.Struct, frozen=True, gc=False):
     """A position: every record at or below it is accounted for. Ordered, hashable.
 
-    `sequence_number` is a sentinel's name or a decimal number without leading zeros;
-    `sub_sequence_number` counts the user records of one aggregate from 0. The Java KCL writes 0
-    with a sentinel; kcl-rust writes milliseconds with AT_TIMESTAMP, so any number is accepted.
-    `tick` counts the timers that fired since that record: they change rows and state where no
-    record does [K1, R2]. The position of a record has tick 0. A watermark that moved without a
-    record adds `IDLE_TICKS`: so the cursor of an output shows of which kind its last round is.
+    `sequence_number` is a decimal number without leading zeros, or one of the words AT_TIMESTAMP,
+    TRIM_HORIZON, LATEST (before every record) and SHARD_END (behind the last one).
+    `sub_sequence_number` counts the user records of one KPL aggregate from 0; it is 0 for other
+    records. `tick` counts the timers that fired since that record, because they change rows and
+    state where no record does; the position of a record has tick 0.
 
     Raises: LimitExceeded for anything else.
     """
@@ -49,6 +48,11 @@ class ExtendedSequenceNumber(msgspec.Struct, frozen=True, gc=False):
     sequence_number: str
     sub_sequence_number: int = 0
     tick: int = 0
+
+    # The Java KCL writes sub-sequence number 0 with a word; kcl-rust writes milliseconds with
+    # AT_TIMESTAMP, so any number is accepted. A watermark that moved without a record adds
+    # `IDLE_TICKS` to the tick: so the cursor of an output shows of which kind its last round is
+    # [K1, R2].
 
     def __post_init__(self) -> None:
         if self.sequence_number not in _RANKS and not _NUMBER.match(self.sequence_number):
@@ -62,6 +66,7 @@ class ExtendedSequenceNumber(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_sentinel(self) -> bool:
+        """Whether it is one of the four words, and not the position of a record."""
         return self.sequence_number in _RANKS
 
     @property

@@ -70,7 +70,8 @@ Position = ExtendedSequenceNumber | str | datetime
 
 
 class ShardRecord(Record, frozen=True, gc=False):
-    """A `Record`, and the shard that it was read from."""
+    """A `Record`, and the shard that it was read from: `shard_id`, such as
+    `shardId-000000000000`."""
 
     shard_id: OwnStr = ""
 

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from kclrun.spark.engine.session import open_session, register
-    from kclrun.spark.listening import LagListener
+    from kclrun.spark.listening import LagListener, SourceLag
     from kclrun.spark.processors.source import process
     from kclrun.spark.sink.writing import write
 
-__all__ = ["LagListener", "open_session", "process", "register", "write"]
+__all__ = ["LagListener", "SourceLag", "open_session", "process", "register", "write"]
 
 # Imported on first use, so that the pure modules of this package can be imported without PySpark.
 _HOMES: Final = {
     "LagListener": "listening",
+    "SourceLag": "listening",
     "open_session": "engine.session",
     "process": "processors.source",
     "register": "engine.session",

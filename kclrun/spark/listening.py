@@ -21,8 +21,11 @@ _log: Final = logging.getLogger(__name__)
 class SourceLag(msgspec.Struct, frozen=True, kw_only=True):
     """The last report of one source of one query about one stream.
 
+    `query` is the name of the query, or its id if it has none; `batch_id` the number of the
+    micro-batch; `stream` the name of the stream; `shards` how many shards are read.
     `lag_ms_max` is the distance of the furthest shard from its tip, None before a shard was looked
-    at; `throttles` counts since the query was started; the rates are those of the stream.
+    at; `throttles` counts since the query was started; `records_per_second` and
+    `bytes_per_second` are the rates of the stream.
     """
 
     query: str
@@ -57,7 +60,7 @@ class LagListener(StreamingQueryListener):
         """Does nothing: Spark passes no progress with this event."""
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - PySpark's name
-        """Does nothing."""
+        """Does nothing: a query that has ended has no lag."""
 
     def _try_to_publish(self, lag: SourceLag) -> None:
         try:

@@ -475,6 +475,7 @@ class KeyState(MutableMapping[str, Any]):
         self._live.put(self._key, name, _encode(value))
 
     def set(self, name: str, value: Any) -> None:
+        """Store the value, as `state[key][name] = value` does."""
         self[name] = value
 
     def __delitem__(self, name: str) -> None:

@@ -31,9 +31,13 @@ TIMERS_MAX: Final = 500_000
 
 
 class Timer(msgspec.Struct, frozen=True, order=True):
-    """A timer of a key: `at` in seconds since the epoch, by the watermark of the shard (`event`) or
-    by the clock of the machine (`wall`). A key has one timer of each name. Compared in the order in
-    which timers of a clock fire."""
+    """A timer of a key, as `on_timer` gets it. Ordered as those of a clock fire.
+
+    `at` is its time in seconds since the epoch. `key` is the partition key, or the key of the
+    state, that it was set for; `name` the name that it was set with, and a key has one timer of
+    each name. `clock` is `event` for the watermark of the shard, and `wall` for the clock of
+    the machine.
+    """
 
     at: float
     key: str

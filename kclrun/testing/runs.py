@@ -14,8 +14,9 @@ from kclrun.calling.in_memory.states import Ledger, MemoryState, Timing
 from kclrun.codec.values import Decode, decoder_of_type, decoding, is_value_type
 from kclrun.errors import ProcessorLoadError
 from kclrun.loading import decoded_options, load_decoding
+from kclrun.model.lease import ClaimedLease
 from kclrun.model.output import MAIN_OUTPUT, setting_of
-from kclrun.model.policies import Concurrency, ErrorPolicy, Order, Then
+from kclrun.model.policies import CheckpointPolicy, Concurrency, ErrorPolicy, Order, Then
 from kclrun.model.record import Decoding, Record
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
@@ -121,26 +122,24 @@ def run_processor(
         Ledger(position, MemoryState(state, after), known_outputs(outputs, schema)),
         _decoding(processor, decode),
         concurrency=None if concurrency is None else Concurrency(concurrency, order, timeout_s),
-        mode=checkpoint,
+        checkpoint=CheckpointPolicy(mode=checkpoint, uncheckpointed_max=uncheckpointed_max),
         batch_max=batch_max,
-        uncheckpointed_max=uncheckpointed_max,
         policy=ErrorPolicy(retries, 0.0, then),
         timing=Timing(lateness_s, every_s, wall_until, idle_s),
         make_runner=inline_runner if seed is None else SeededRunners(seed),
         ends=Crashes(crash_after, crash_at_checkpoint),
     )
-    context = Context(
-        application=application,
-        stream=stream,
-        shard_id=shard_id,
-        lease_key=shard_id,
-        position=position,
-        options=decoded_options(_class_of(processor), options or {}),
-        fencing_token=fencing_token,
-        uncheckpointed_max=uncheckpointed_max,
-        checkpoint_mode=checkpoint,
-        **life.given,
-        schemas=_schemas(schema),
+    context = life.make_context(
+        ClaimedLease(
+            application=application,
+            stream=stream,
+            shard_id=shard_id,
+            key=shard_id,
+            position=position,
+            fencing_token=fencing_token,
+        ),
+        decoded_options(_class_of(processor), options or {}),
+        _schemas(schema),
     )
     records = make_records(records, first_arrival_s=first_arrival_s)
     return _lived(life, processor, context, records, end_of_shard=end_of_shard)

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from kclrun.calling.delivery import RowScope
 from kclrun.calling.runners import MakeThread
-from kclrun.errors import SettingsError
+from kclrun.errors import SettingsError, SinkError
 from kclrun.ipc.board import StartSpec
 from kclrun.lease import events
 from kclrun.lease.commands import CommitOutputs
@@ -20,7 +20,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.outputs.emitted_rows import CursorRows, EmittedRows
 from kclrun.outputs.sending import Outputs
-from kclrun.processor import KeptRow, Row
+from kclrun.processor import KeptRow, Row, RowOutputs
 from kclrun.protocol.reports import OUTPUT
 from kclrun.state.keyed import LiveEntries, Undoable
 from kclrun.worker.delivery_queue import DeliveryQueue
@@ -57,6 +57,24 @@ class RowPlace(Protocol):
     def place(self, row: KeptRow) -> None:
         """Add a row that was prepared. Raises: SinkError for a full disk."""
         ...
+
+
+class RowsBetweenRecords:
+    """Implements `processor.RowOutputs` for the context of a shard whose records are processed one
+    by one: that context emits while no call of a record runs."""
+
+    def __init__(self, rows: RowOutputs, runs_records: Callable[[], bool]) -> None:
+        self._rows = rows
+        self._runs_records = runs_records
+        self.prepare = rows.prepare
+
+    def emit(self, row: Row, to: str) -> None:
+        if self._runs_records():
+            raise SinkError(
+                "rows of a record leave by its own context: process_record(self, record, context)"
+                " calls context.emit(row)"
+            )
+        self._rows.emit(row, to)
 
 
 class LeaseOutputs:

@@ -34,7 +34,7 @@ from kclrun.calling.tracebacks import Failure
 from kclrun.codec.values import Decode
 from kclrun.config.observing import TRACE_CONTEXT
 from kclrun.destinations import open_letters, open_registry
-from kclrun.errors import HostFailed, SinkError
+from kclrun.errors import HostFailed
 from kclrun.ipc import exit_codes, messages
 from kclrun.ipc.board import Segment, StartSpec, boottime
 from kclrun.ipc.channel import Channel, Doorbell, NoMessage, PeerGone
@@ -46,7 +46,7 @@ from kclrun.lease.state_machine import LeaseStateMachine
 from kclrun.lease.states import State
 from kclrun.loading import decoded_options, load_decoding, load_function, load_processor
 from kclrun.methods import call_method, fires_timers, unused_event_time
-from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.lease import ClaimedLease, Lease, LeaseKey, OwnerId
 from kclrun.model.output import setting_of
 from kclrun.model.policies import Concurrency, TracePolicy
 from kclrun.model.record import Decoding, Record
@@ -60,7 +60,7 @@ from kclrun.observe.loggers import LoggerLevels
 from kclrun.observe.logs import OWN_LOGGER, EventLog, LineSink, configure_lease_logging
 from kclrun.outputs.durable_files import keep_from_children
 from kclrun.ports import LeaseTable, LetterStore, ShardReader, ShardSubscriber, StreamAdmin
-from kclrun.processor import Context, RecordProcessor, Row
+from kclrun.processor import Context, NoState, RecordProcessor
 from kclrun.protocol.reports import DEAD_LETTER, ProcessBroke, StartUnclaimed
 from kclrun.protocol.trimming import ExpiryWatch
 from kclrun.state.event_times import EventTimes
@@ -70,7 +70,7 @@ from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s
 from kclrun.worker.giving_up import LeaseLetters
-from kclrun.worker.lease_outputs import LeaseOutputs
+from kclrun.worker.lease_outputs import LeaseOutputs, RowsBetweenRecords
 from kclrun.worker.lease_thread import STDERR_FD, LeaseThread, ManagerChannel, Reporter
 from kclrun.worker.opening import DestinationRetries, OutputOpening, StateOpening
 from kclrun.worker.sharing import (
@@ -550,14 +550,6 @@ class LeaseProcess:
         machine = self._machine
         return None if machine.state in {State.LOSING, State.LOST} else machine.own.fence
 
-    def _emit_of_shard(self, row: Row, to: str) -> None:
-        if self._deliverer.runs_records:
-            raise SinkError(
-                "rows of a record leave by its own context: process_record(self, record, context)"
-                " calls context.emit(row)"
-            )
-        self._rows.emit(row, to)
-
     def _registry(self) -> Decode:
         spec = self._spec
         return open_registry(spec.kinesis, spec.glue_url, self._services.credentials)
@@ -573,22 +565,24 @@ class LeaseProcess:
     ) -> Context:
         spec = self._spec
         return Context(
-            application=spec.application,
-            stream=spec.stream_name,
-            shard_id=spec.shard_id,
-            lease_key=spec.lease_key,
-            position=row.checkpoint,
+            lease=ClaimedLease(
+                application=spec.application,
+                stream=spec.stream_name,
+                shard_id=spec.shard_id,
+                key=spec.lease_key,
+                position=row.checkpoint,
+                fencing_token=row.counter,
+                pending=row.pending,
+            ),
             options=options,
-            fencing_token=row.counter,
-            uncheckpointed_max=spec.checkpoint.uncheckpointed_max,
-            checkpoint_mode=spec.checkpoint.mode,
-            emit=self._emit_of_shard if is_single else self._rows.emit,
-            prepare=self._rows.prepare,
-            entries=self._rows.entries,
-            watermark=lambda: None if timers is None else timers.watermark,
-            times=times,
+            checkpoint=spec.checkpoint,
+            rows=RowsBetweenRecords(self._rows, lambda: self._deliverer.runs_records)
+            if is_single
+            else self._rows,
             release=self._release,
-            pending_checkpoint=row.pending,
+            state=self._rows.entries or NoState(),
+            times=times,
+            watermark=lambda: None if timers is None else timers.watermark,
             schemas={
                 place.name: RowSchema.parse(place.schema, setting_of(place.name))
                 for place in spec.outputs

@@ -199,21 +199,10 @@ def _at(batch: int) -> ExtendedSequenceNumber:
 
 
 def _context(emit: Callable[[Any, str], None], place: OutputDestination) -> Context:
+    from tests.support.contexts import TakenRows, made_context
+
     schemas = None if place.schema is None else {MAIN_OUTPUT: RowSchema.parse(place.schema)}
-    return Context(
-        application="bench",
-        stream="bench",
-        shard_id="bench",
-        lease_key="bench",
-        position=TRIM_HORIZON,
-        options={},
-        fencing_token=1,
-        uncheckpointed_max=_BATCH,
-        checkpoint_mode="auto",
-        emit=emit,
-        release=lambda: None,
-        schemas=schemas,
-    )
+    return made_context(uncheckpointed_max=_BATCH, rows=TakenRows(emit), schemas=schemas)
 
 
 def _json_by_hand(s3: Any) -> float:

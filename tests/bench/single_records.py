@@ -109,19 +109,9 @@ def _deliver(processor: RecordProcessor, pages: list[Page], concurrency: int) ->
 
 
 def _context() -> Context:
-    return Context(
-        application="bench",
-        stream="bench",
-        shard_id="shardId-000000000000",
-        lease_key="shardId-000000000000",
-        position=TRIM_HORIZON,
-        options={},
-        fencing_token=1,
-        uncheckpointed_max=1 << 30,
-        checkpoint_mode="auto",
-        emit=lambda _row, _to: None,
-        release=lambda: None,
-    )
+    from tests.support.contexts import made_context
+
+    return made_context(uncheckpointed_max=1 << 30)
 
 
 def records(rounds: int) -> list[Figure]:

@@ -10,7 +10,7 @@ from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import ALL_HASH_KEYS, Shard, ShardGraph
 from kclrun.model.state import StateDestination, Watermarks
-from kclrun.processor import Context, RecordProcessor
+from kclrun.processor import RecordProcessor
 from kclrun.spark import positions
 from kclrun.spark.keyed.names import QueryPlace
 from kclrun.spark.keyed.query_state import QueryState
@@ -20,6 +20,7 @@ from kclrun.spark.processors.hosting import ProcessorHost
 from kclrun.state.event_times import EventTimes
 from kclrun.testing import run_processor
 from tests.contract.user_code_hosts import SHARD, Fleet, Job, Outcome, done_by
+from tests.support.contexts import made_context
 from tests.support.memory_versions import MemoryVersions, Versions
 from tests.unit.worker.main_stage import Page, p
 
@@ -69,18 +70,12 @@ class TimedFleet(Fleet):
         run = state.run_timers(row.checkpoint, Timing(0.0, 1.0, None), EventTimes())
         processor = self.kind()
         processor.initialize(
-            Context(
-                application="app",
-                stream="orders",
-                shard_id=SHARD,
-                lease_key=SHARD,
+            made_context(
+                shard=SHARD,
                 position=row.checkpoint,
-                options={},
-                fencing_token=row.counter,
-                uncheckpointed_max=100,
-                checkpoint_mode="auto",
-                release=lambda: None,
-                **self.ledger.given,
+                token=row.counter,
+                rows=self.ledger,
+                state=state.live,
             )
         )
         self.deliverer.take_timers(run, processor, self.ledger, None)

@@ -16,11 +16,12 @@ from kclrun.model.letter import Letter
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON
-from kclrun.processor import Context, KeptRow, RecordProcessor
+from kclrun.processor import RecordProcessor
 from kclrun.protocol.reports import ProcessorFailed
 from kclrun.spark.processors.hosting import ProcessorHost, ProcessorJob
 from kclrun.testing import run_processor
 from tests.patience import HUNG_S
+from tests.support.contexts import made_context
 from tests.unit.worker.main_stage import Stage, p, page
 
 SHARD = "shardId-000000000000"
@@ -135,20 +136,7 @@ class SingleFleet(Fleet):
 
     def prepare(self, row):
         processor = self.kind()
-        context = Context(
-            application="app",
-            stream="orders",
-            shard_id=SHARD,
-            lease_key=SHARD,
-            position=row.checkpoint,
-            options={},
-            fencing_token=row.counter,
-            uncheckpointed_max=100,
-            checkpoint_mode="auto",
-            emit=lambda row, to: None,
-            prepare=lambda row, to: KeptRow(to, row, 1),
-            release=lambda: None,
-        )
+        context = made_context(shard=SHARD, position=row.checkpoint, token=row.counter)
         self.deliverer.take_records(
             CallTerms(processor, context, Concurrency(), self.policy, None),
             self.rows,

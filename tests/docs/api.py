@@ -5,26 +5,7 @@ import inspect
 import re
 
 from kclrun import ExtendedSequenceNumber
-
-MODULES = {
-    "kclrun": "What a processor needs, and a program that puts, reads or runs.",
-    "kclrun.windows": "Windows of time over the records of each key, with timers and state.",
-    "kclrun.testing": "The test kit: it runs a processor over records that a test makes.",
-    "kclrun.spark": "What a Spark program needs.",
-    "kclrun.errors": "Every error that kclrun raises on purpose.",
-}
-
-
-# The runtime makes these, or a subclass of them: their constructors are of no use to a reader.
-_MADE_BY_THE_RUNTIME = {
-    "Checkpointer",
-    "Context",
-    "Reading",
-    "RecordContext",
-    "RecordProcessor",
-    "Run",
-    "RunResult",
-}
+from tests.public_names import MADE_BY_THE_RUNTIME, MODULES, public_names
 
 _LINE_MAX = 80
 # Values whose representation is longer than their name.
@@ -36,10 +17,19 @@ def python_api():
     return "\n\n".join(_module(name, says) for name, says in MODULES.items())
 
 
+def public_modules():
+    """The names of each public module."""
+    rows = ["| module | what it has | names |", "|---|---|---|"]
+    for name, says in MODULES.items():
+        names = ", ".join(f"`{public}`" for public in public_names(name))
+        rows.append(f"| `{name}` | {says} | {names} |")
+    return "\n".join(rows)
+
+
 def _module(name, says):
     module = importlib.import_module(name)
     parts = [f"## {name}", says]
-    for public in module.__all__:
+    for public in public_names(name):
         parts += _entry(name, public, getattr(module, public))
     return "\n\n".join(parts)
 
@@ -48,7 +38,7 @@ def _entry(module, public, entry):
     yield f"### {module}.{public}"
     if inspect.isclass(entry) and issubclass(entry, BaseException):
         yield f"Subclass of `{entry.__mro__[1].__name__}`."
-    elif public not in _MADE_BY_THE_RUNTIME:
+    elif f"{module}.{public}" not in MADE_BY_THE_RUNTIME:
         yield f"```text\n{public}{_signature(entry)}\n```"
     yield _prose(inspect.getdoc(entry) or "")
     if inspect.isclass(entry) and not issubclass(entry, BaseException):

@@ -18,6 +18,7 @@ REGIONS = {
     **regions.REGIONS,
     "verbs": verbs.verbs,
     "python-api": api.python_api,
+    "public-names": api.public_modules,
     "how-fast": report.tables,
 }
 _REGION = re.compile(

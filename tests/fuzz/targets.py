@@ -144,7 +144,7 @@ COMPRESSED = bytes([3, 5]) + bytes(16) + zlib.compress(b"\x06abc")
 
 
 def read_value(data):
-    return RecordBatch([Record(data, "k", "1")], decoding=GLUE)[0].value
+    return RecordBatch([Record(data, "k", "1")], _decoding=GLUE)[0].value
 
 
 def read_schema(data):

@@ -23,15 +23,20 @@ _OURS = (
 )
 
 
-def build_wheel(folder):
-    """The wheel of what is in the checkout, built apart from it."""
-    source, built = folder / "source", folder / "dist"
+def copied_source(source):
+    """What a wheel is made of, copied into a folder."""
     for package in ("kclrun", "processors"):
         shutil.copytree(
             ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__")
         )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
+    return source
+
+
+def build_wheel(folder):
+    """The wheel of what is in the checkout, built apart from it."""
+    source, built = copied_source(folder / "source"), folder / "dist"
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", built, source)
     (wheel,) = built.glob("kclrun-*.whl")
     return wheel

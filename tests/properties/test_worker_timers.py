@@ -29,7 +29,7 @@ from kclrun.outputs.commits import Keyed
 from kclrun.outputs.lanes import Pace
 from kclrun.outputs.sending import Outputs
 from kclrun.outputs.state_versions import StateVersions
-from kclrun.processor import Checkpointer, Context, RecordProcessor
+from kclrun.processor import Checkpointer, RecordProcessor
 from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import Counter, LiveEntries, State
 from kclrun.state.timers import WATERMARK, Timer
@@ -46,6 +46,7 @@ from kclrun.worker.delivery_queue import (
 from tests.examples import seeds
 from tests.properties import test_worker_state
 from tests.properties.test_worker_state import OF_ROWS, PARENTS, RANGES, at, keys_of
+from tests.support.contexts import TakenRows, made_context
 from tests.support.memory_output import MemoryOutput
 from tests.support.memory_versions import MemoryVersions
 
@@ -259,20 +260,12 @@ class Life(test_worker_state.WithRow):
         return processor, self.outputs.rows, None
 
     def _take_records(self, processor: Single, run: TimerRun) -> None:
-        context = Context(
-            application="test",
-            stream="test",
-            shard_id=self.shard,
-            lease_key=self.shard,
+        context = made_context(
+            shard=self.shard,
             position=self.row.checkpoint,
-            options={},
-            fencing_token=self.row.counter,
-            uncheckpointed_max=100,
-            checkpoint_mode="auto",
-            emit=lambda *_: None,
-            prepare=self.outputs.rows.prepare,
-            release=lambda: None,
-            entries=self.live,
+            token=self.row.counter,
+            rows=TakenRows(prepare=self.outputs.rows.prepare),
+            state=self.live,
             watermark=lambda: run.watermark,
         )
         self.deliverer.take_records(

@@ -18,10 +18,11 @@ from kclrun.outputs.commits import Keyed
 from kclrun.outputs.sending import Outputs
 from kclrun.outputs.state_versions import StateVersions
 from kclrun.outputs.waiting_rows import WaitingRows
-from kclrun.processor import Context, RecordProcessor
+from kclrun.processor import RecordProcessor
 from kclrun.state.chain import read_chain
 from kclrun.state.keyed import LiveEntries
 from tests.simulation.tiny_worlds.record_effects import Rule, explore
+from tests.support.contexts import made_context
 from tests.support.memory_versions import MemoryVersions, Versions
 
 SHARD = "shard"
@@ -275,20 +276,7 @@ class Life:
 
 
 def context_of(live):
-    return Context(
-        application="test",
-        stream="test",
-        shard_id=SHARD,
-        lease_key=SHARD,
-        position=TRIM_HORIZON,
-        options={},
-        fencing_token=1,
-        uncheckpointed_max=100,
-        checkpoint_mode="auto",
-        emit=lambda *_: None,
-        release=lambda: None,
-        entries=live,
-    )
+    return made_context(shard=SHARD, state=live)
 
 
 def every_order(keys, raises=1):

@@ -256,8 +256,7 @@ def test_a_processor_runs_in_a_program_of_ones_own(spark, stream, tmp_path):
         {**stream.options, "startingOffsets": "earliest"},
         options={"diary": str(tmp_path / "diary.jsonl")},
         paths=[tmp_path],
-        batch_max=20,
-        retries=0,
+        settings={"fetch": {"batch_max": 20}, "on_error": {"retries": 0}},
     )
     seen = []
     writer = rows.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
@@ -290,7 +289,13 @@ def test_records_at_the_same_time_leave_their_rows_in_order(spark, stream, tmp_p
     (tmp_path / f"{module}.py").write_text(SINGLE)
     stream.put(50, size=8)
     source = {**stream.options, "startingOffsets": "earliest"}
-    rows = kclrun.spark.process(spark, f"{module}:Single", source, paths=[tmp_path], concurrency=16)
+    rows = kclrun.spark.process(
+        spark,
+        f"{module}:Single",
+        source,
+        paths=[tmp_path],
+        settings={"concurrency": {"records": 16}},
+    )
     seen = []
     writer = rows.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
     writer = writer.trigger(availableNow=True)
@@ -335,9 +340,9 @@ def test_records_that_fail_are_letters_in_a_stream_and_their_batch_goes_on(spark
         {**stream.options, "startingOffsets": "earliest"},
         options={"poisons": [7, 41]},
         paths=[tmp_path],
-        retries=0,
-        then="dead-letter",
-        dead_letter={"stream": letters},
+        settings={
+            "on_error": {"retries": 0, "then": "dead-letter", "dead_letter": {"stream": letters}}
+        },
     )
     seen = []
     writer = rows.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))

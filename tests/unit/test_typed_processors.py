@@ -83,7 +83,7 @@ def test_the_type_of_the_values_is_found_through_the_classes_between(processor, 
 
 def value_of(processor, data, setting=None):
     rule = load_decoding(setting, processor, [], lambda: bytes)
-    return RecordBatch([make_record(data)], decoding=rule)[0].value
+    return RecordBatch([make_record(data)], _decoding=rule)[0].value
 
 
 def test_the_setting_goes_before_decode_as_and_that_before_the_type():

@@ -6,7 +6,7 @@ forbid are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -19,10 +19,12 @@ from kclrun.calling.method_checks import NO_ORDER, require_fit
 from kclrun.calling.records import CallTerms
 from kclrun.errors import ProcessorError, StaleCheckpoint
 from kclrun.methods import call_method, fires_timers, refuse_deferred
-from kclrun.model.policies import Concurrency, ErrorPolicy
+from kclrun.model.lease import ClaimedLease
+from kclrun.model.policies import CheckpointPolicy, Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
+from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
-from kclrun.processor import Checkpointer, Context, RecordProcessor
+from kclrun.processor import Checkpointer, Context, NoState, RecordProcessor
 from kclrun.state.event_times import EventTimes
 from kclrun.state.timers import Step, Timer
 
@@ -30,7 +32,7 @@ Mode = Literal["auto", "batch", "manual"]
 
 
 class Call(NamedTuple):
-    """One call of the processor: its name, and the number of records in it."""
+    """One call of the processor: the `name` of the method, and the number of `records` in it."""
 
     name: str
     records: int = 0
@@ -80,21 +82,21 @@ class Life:
         decoding: Decoding | None,
         *,
         concurrency: Concurrency | None,
-        mode: Mode,
+        checkpoint: CheckpointPolicy,
         batch_max: int,
-        uncheckpointed_max: int,
         policy: ErrorPolicy,
         timing: Timing,
         make_runner: MakeInline = inline_runner,
         ends: Ends | None = None,
     ) -> None:
-        if batch_max < 1 or uncheckpointed_max < 1:
+        if batch_max < 1 or checkpoint.uncheckpointed_max < 1:
             raise ValueError("batch_max and uncheckpointed_max are at least 1")
         self.run = Run(ledger.rows, ledger.checkpoints, ledger.position, outputs=ledger.outputs)
         self.ledger = ledger
-        self._mode = mode
+        self._checkpoint = checkpoint
+        self._mode = checkpoint.mode
         self._batch_max = batch_max
-        self._uncheckpointed_max = uncheckpointed_max
+        self._uncheckpointed_max = checkpoint.uncheckpointed_max
         self._policy = policy
         self._ends = ends = ends or Ends()
         self._batches = MemoryBatches(
@@ -189,18 +191,26 @@ class Life:
             ends=self._ends,
         )
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """Its part of a context."""
+    def make_context(
+        self,
+        lease: ClaimedLease,
+        options: Any,
+        schemas: Mapping[str, RowSchema],
+    ) -> Context:
+        """The context of a processor in this life."""
         several = self._concurrency
-        ours: dict[str, Any] = {
-            "release": self.release,
-            "watermark": self._watermark,
-            "times": self.times,
-        }
-        if several is not None and not several.keeps_keys_in_order:
-            ours |= {"entries": None, "no_state": NO_ORDER}
-        return self.ledger.given | ours
+        has_order = several is None or several.keeps_keys_in_order
+        return Context(
+            lease=lease,
+            options=options,
+            checkpoint=self._checkpoint,
+            rows=self.ledger,
+            release=self.release,
+            state=self.ledger.state.live if has_order else NoState(NO_ORDER),
+            times=self.times,
+            watermark=self._watermark,
+            schemas=schemas,
+        )
 
     def _event_time(self, record: Record) -> float:
         return self._processor.event_time(record)

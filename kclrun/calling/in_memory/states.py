@@ -160,11 +160,6 @@ class Ledger:
         self._covered: dict[str, int] = {}
         self._batch_start: dict[str, int] | None = None  # None outside a call that may emit
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """Its part of a context."""
-        return {"emit": self.emit, "prepare": self.prepare, "entries": self.state.live}
-
     def emit(self, row: Mapping[str, Any], to: str = MAIN_OUTPUT) -> None:
         if self._batch_start is None:
             raise SinkError(

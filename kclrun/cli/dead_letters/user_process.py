@@ -26,17 +26,18 @@ from kclrun.codec.values import Decode, decoding
 from kclrun.destinations import open_output, open_registry
 from kclrun.errors import ConfigError, KclrunError, RecordError, SinkError, Superseded
 from kclrun.loading import decoded_options, load_decoder, load_decoding, load_processor
+from kclrun.model.lease import ClaimedLease
 from kclrun.model.letter import Letter
 from kclrun.model.output import MAIN_OUTPUT, OutputDestination, RowsOf, setting_of
 from kclrun.model.output import redriven as redriven_from
-from kclrun.model.policies import ErrorPolicy
+from kclrun.model.policies import CheckpointPolicy, ErrorPolicy
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.text import sanitize
 from kclrun.model.time import WallTime, backoff_s
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import Output
-from kclrun.processor import Context, RecordProcessor
+from kclrun.processor import RecordProcessor
 
 _ERROR_CHARACTERS_MAX: Final = 500
 # As the setting `watermark` is left out. Behind the last letter no timer fires.
@@ -146,27 +147,26 @@ def _run(
         Ledger(TRIM_HORIZON, MemoryState(), names),
         load_decoding(None, processor, [], _registry(job)) if decode is None else decoding(decode),
         concurrency=None,
-        mode="manual" if job.is_manual else "batch",
+        checkpoint=CheckpointPolicy(
+            mode="manual" if job.is_manual else "batch",
+            uncheckpointed_max=job.uncheckpointed_max,
+        ),
         batch_max=1 if job.places else job.batch_max,
-        uncheckpointed_max=job.uncheckpointed_max,
         policy=ErrorPolicy(job.retries, 0.0, "skip"),
         timing=_TIMING,
     )
     shard_id = letters[0].shard_id
-    context = Context(
-        application=job.application,
-        stream=job.stream,
-        shard_id=shard_id,
-        lease_key=shard_id,
-        position=TRIM_HORIZON,
-        options=decoded_options(processor, job.options),
-        fencing_token=1,
-        uncheckpointed_max=job.uncheckpointed_max,
-        checkpoint_mode="manual" if job.is_manual else "batch",
-        **life.given,
-        schemas={
-            name: RowSchema.parse(text, setting_of(name)) for name, text in job.schemas.items()
-        },
+    context = life.make_context(
+        ClaimedLease(
+            application=job.application,
+            stream=job.stream,
+            shard_id=shard_id,
+            key=shard_id,
+            position=TRIM_HORIZON,
+            fencing_token=1,
+        ),
+        decoded_options(processor, job.options),
+        {name: RowSchema.parse(text, setting_of(name)) for name, text in job.schemas.items()},
     )
     records = [letter.record for letter in letters]
     return life.live(processor, context, records, end_of_shard=False)

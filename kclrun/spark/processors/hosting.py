@@ -35,13 +35,14 @@ from kclrun.errors import (
 )
 from kclrun.loading import decoded_options, load_decoding, load_processor
 from kclrun.methods import call_method, fires_timers, unused_event_time
+from kclrun.model.lease import ClaimedLease
 from kclrun.model.letter import Letter, LetterDestination
 from kclrun.model.output import EMITTED_OUTSIDE, MAIN_OUTPUT, no_output
-from kclrun.model.policies import Concurrency, ErrorPolicy
+from kclrun.model.policies import CheckpointPolicy, Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
-from kclrun.processor import Checkpointer, Context, KeptRow, RecordProcessor
+from kclrun.processor import Checkpointer, Context, KeptRow, NoState, RecordProcessor
 from kclrun.spark.executor.reading import cuts
 from kclrun.spark.keyed.names import QueryPlace
 from kclrun.spark.keyed.shard_state import ShardState
@@ -366,7 +367,7 @@ class ProcessorHost:
 
     def go_on(self, token: int) -> None:
         """The next range begins at this instance's position, in another task."""
-        self._token = self._context.fencing_token = token
+        self._token = self._lease.fencing_token = token
         self._progress.continue_with_next_range()
 
     def process(self, records: Sequence[Record]) -> None:
@@ -431,33 +432,40 @@ class ProcessorHost:
         """The account of the range, once its rows have left."""
         return self._progress.report(self._lease_key, self.rows.count())
 
+    def _make_context(
+        self, user_code: type[RecordProcessor], begin: ExtendedSequenceNumber, times: EventTimes
+    ) -> Context:
+        self._lease = ClaimedLease(
+            application=self._job.application,
+            stream=self._stream,
+            shard_id=self._shard_id,
+            key=self._lease_key,
+            position=begin,
+            fencing_token=self._token,
+        )
+        return Context(
+            lease=self._lease,
+            options=decoded_options(user_code, self._job.options),
+            checkpoint=CheckpointPolicy(
+                mode="batch", uncheckpointed_max=self._job.uncheckpointed_max
+            ),
+            rows=self.rows,
+            release=self._release,
+            state=NoState(NO_STATE) if self.state is None else self.state.live,
+            times=times,
+            watermark=lambda: None if self._timers is None else self._timers.watermark,
+            schemas=None
+            if self._job.schema is None
+            else {MAIN_OUTPUT: RowSchema.parse(self._job.schema)},
+        )
+
     def _initialize(self, user_code: type[RecordProcessor], begin: ExtendedSequenceNumber) -> None:
         # Each attempt gets a fresh instance: a half-initialised one is not usable.
         self._processor = user_code()
         times = EventTimes(self._processor.event_time, self._warn)
         if unused := unused_event_time(self._processor):
             self._warn(unused)
-        self._context = Context(
-            application=self._job.application,
-            stream=self._stream,
-            shard_id=self._shard_id,
-            lease_key=self._lease_key,
-            position=begin,
-            options=decoded_options(user_code, self._job.options),
-            fencing_token=self._token,
-            uncheckpointed_max=self._job.uncheckpointed_max,
-            checkpoint_mode="batch",
-            emit=self.rows.emit,
-            entries=None if self.state is None else self.state.live,
-            no_state=NO_STATE,
-            watermark=lambda: None if self._timers is None else self._timers.watermark,
-            times=times,
-            prepare=self.rows.prepare,
-            release=self._release,
-            schemas=None
-            if self._job.schema is None
-            else {MAIN_OUTPUT: RowSchema.parse(self._job.schema)},
-        )
+        self._context = self._make_context(user_code, begin, times)
         if self.state is not None and fires_timers(self._processor):
             assert self._job.state is not None, "a job with state has its place"
             self._timers = EventTimers(

@@ -10,26 +10,20 @@ import time
 import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Unpack
 
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
 from kclrun.calling.method_checks import require_fit
 from kclrun.config.policies import concurrency_of, error_policy
-from kclrun.config.processing import ConcurrencySettings
-from kclrun.config.schema import (
-    FetchSettings,
-    OnErrorSettings,
-    Settings,
-    stream_name,
-)
+from kclrun.config.schema import Settings, stream_name
 from kclrun.config.state import state_place
+from kclrun.deprecation import warn_of_old_name
 from kclrun.emit_calls import emit_calls, refuse_unknown_outputs
 from kclrun.errors import SettingsError
 from kclrun.loading import decoded_options, load_decoding, load_processor
 from kclrun.model.output import MAIN_OUTPUT
-from kclrun.model.policies import Order, Then
 from kclrun.ports import LetterStore
 from kclrun.spark.engine.versions import installed
 from kclrun.spark.executor.reading import ReadPage, read_ranges
@@ -38,7 +32,7 @@ from kclrun.spark.keyed.query_state import FleetState, QueryState
 from kclrun.spark.offsets import ShardRange, decode_offset
 from kclrun.spark.option_reading import Use, read_source_options, source_texts
 from kclrun.spark.options import SourceSettings
-from kclrun.spark.processors.arguments import processor_settings
+from kclrun.spark.processors.arguments import REPLACED, Replaced, processor_settings
 from kclrun.spark.processors.hosting import ACK, ROW, SCHEMA, ProcessorJob
 from kclrun.spark.processors.range_progress import fencing_token
 from kclrun.spark.processors.tasks import Keyed, ProcessorTask
@@ -51,10 +45,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-# An argument of `process` that is left out is what its setting is without a line in a file.
-_CONCURRENCY: Final = ConcurrencySettings()
-_FETCH: Final = FetchSettings()
-_ON_ERROR: Final = OnErrorSettings()
 # The name of the observed metric: the tasks' accounts of their ranges, in the query's progress.
 OBSERVED: Final = "kclrun"
 _APPLICATION: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
@@ -144,20 +134,11 @@ def process(
     processor: str,
     source: Mapping[str, str],
     *,
+    settings: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
     application: str | None = None,
     paths: Sequence[str | Path] = (),
-    batch_max: int = _FETCH.batch_max,
-    retries: int = _ON_ERROR.retries,
-    backoff_s: float = float(_ON_ERROR.backoff),
-    then: Then = _ON_ERROR.then,
-    dead_letter: Mapping[str, str] | None = None,
-    limit: int = _ON_ERROR.limit,
-    decode: str | None = None,
-    schema: str | None = None,
-    concurrency: int | None = None,
-    order: Order = _CONCURRENCY.order,
-    timeout_s: float | None = None,
+    **replaced: Unpack[Replaced],
 ) -> DataFrame:
     """A `RecordProcessor` in a Spark program of one's own: the rows it emits, as a stream.
 
@@ -166,16 +147,15 @@ def process(
     `source` are options of `format("kclrun")`, such as `{"streamName": "orders"}`; the processor
     finds `options` in `context.options`. `application` names it in `context` and in Spark's plans;
     the default is the class's name. Two queries of one session that run a class over the same
-    stream need different names. A call gets `batch_max` records at most. A call that raises is
-    repeated `retries` times, the first time after `backoff_s` seconds; then the task fails, and
-    Spark tries it as often as `spark.task.maxFailures` allows. With `then="dead-letter"` or
-    `"skip"` only the records at fault are given up, at most `limit` of a shard in ten minutes, and
-    the batch goes on. `dead_letter` is the setting of that name, such as
-    `{"s3": "s3://bucket/prefix"}`; a `path` must be a folder that all executors share. A letter is
-    durable before its task ends, and may be kept again by another attempt at the task. `decode`,
-    `schema`, `order` and `timeout_s` are the settings `decode`, `output.schema`,
-    `concurrency.order` and `concurrency.timeout`. `concurrency` is how many records of a shard
-    `process_record` gets at the same time.
+    stream need different names.
+
+    `settings` are those of the file, with its names and values: `decode`, `fetch.batch_max`,
+    `on_error`, `concurrency` and `output.schema`, such as
+    `settings={"on_error": {"retries": 3, "backoff": "2s"}, "concurrency": {"records": 16}}`. A call
+    that raises is repeated `on_error.retries` times; then the task fails, and Spark tries it as
+    often as `spark.task.maxFailures` allows. With `then: dead-letter` or `skip` only the records at
+    fault are given up. A `path` of `dead_letter` must be a folder that all executors share. A
+    letter is durable before its task ends, and may be kept again by another attempt at the task.
 
     Columns: `shardId`, `sequenceNumber`, `subSequenceNumber` of the last record given when the row
     was emitted, and `row`, a JSON object. With several streams `stream` comes before them, because
@@ -183,35 +163,35 @@ def process(
     else that the processor does happens at least once, because Spark may run a task again. Spark's
     commit of a batch is the checkpoint. Do not put `limit` on the DataFrame: it leaves records
     unread.
+
+    `replaced` are keywords of before kclrun 1.0, such as `retries=3`. Each works until 2.0, with a
+    DeprecationWarning that names the setting.
+
     Raises: ProcessorLoadError, SettingsError, and the errors of the source's `load()`.
     """
+    for keyword in replaced:
+        if keyword not in REPLACED:
+            raise TypeError(f"process() got an unexpected keyword argument {keyword!r}")
+        setting = ".".join(REPLACED[keyword])
+        warn_of_old_name(
+            f"kclrun.spark.process({keyword}=…)",
+            f"the setting {setting} in settings",
+            gone_in="2.0",
+        )
     stream = read_source_options(source, Use.STREAM).address.name
-    settings = processor_settings(
-        processor,
-        stream.split(","),
-        options=options,
-        batch_max=batch_max,
-        retries=retries,
-        backoff_s=backoff_s,
-        then=then,
-        dead_letter=dead_letter,
-        limit=limit,
-        decode=decode,
-        schema=schema,
-        concurrency=concurrency,
-        order=order,
-        timeout_s=timeout_s,
+    given = processor_settings(
+        processor, stream.split(","), settings or {}, options or {}, replaced
     )
     folders = [Path(path) for path in paths]
     user_code = load_processor(processor, folders)
     # Only to check them.
-    load_decoding(decode, user_code, folders, lambda: bytes)
-    decoded_options(user_code, settings.options)
+    load_decoding(given.decode, user_code, folders, lambda: bytes)
+    decoded_options(user_code, given.options)
     refuse_unknown_outputs(emit_calls(user_code), [MAIN_OUTPUT])
     named = application or user_code.__name__
     if not _APPLICATION.match(named):
         raise SettingsError(f"application: expected letters, digits, '_', '.', '-', not {named!r}")
-    job = _job(settings, application=named, stream=stream, paths=paths)
+    job = _job(given, application=named, stream=stream, paths=paths)
     require_fit(user_code, processor, job.concurrency, is_manual=False)
     return _emitted(spark, job, source)
 

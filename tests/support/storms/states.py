@@ -45,6 +45,7 @@ from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
 from kclrun.state.chain import Entries, read_chain
 from kclrun.state.keyed import LiveEntries, Undoable
+from tests.support.contexts import made_context
 from tests.support.storms.outputs import ProcessWithOutputs
 from tests.support.storms.playing import Played, play
 from tests.support.storms.profile import Profile, Strike, StrikeKind
@@ -468,19 +469,8 @@ class ProcessWithState(ProcessWithOutputs):
         raise AssertionError("only records change the state")
 
     def _make_context(self, live: LiveEntries) -> Context:
-        return Context(
-            application="storm",
-            stream="storm",
-            shard_id=self.key,
-            lease_key=self.key,
-            position=self._row.checkpoint,
-            options={},
-            fencing_token=self._row.counter,
-            uncheckpointed_max=1,
-            checkpoint_mode="auto",
-            emit=lambda *_: None,
-            release=lambda: None,
-            entries=live,
+        return made_context(
+            shard=self.key, position=self._row.checkpoint, uncheckpointed_max=1, state=live
         )
 
     # The thread of the outputs.

@@ -154,7 +154,7 @@ NOTHING = "00000000-0000-0000-0000-000000000000"
 )
 def test_data_at_fault_is_a_record_that_cannot_be_decoded(versions, decode, data, reason):
     found = Record(data(versions), "k", "1")
-    batch = RecordBatch([found], decoding=decoding(decode))
+    batch = RecordBatch([found], _decoding=decoding(decode))
     with pytest.raises(UndecodableRecord) as caught:
         _ = batch[0].value
     assert reason in str(caught.value)
@@ -205,7 +205,7 @@ def test_a_registry_that_cannot_be_asked_is_an_outage_and_no_fault_of_the_record
     registry = Registry(failure)
     decode = GlueDecoder(lambda: registry)
 
-    batch = RecordBatch([Record(of_number(1), "k", "1")], decoding=decoding(decode))
+    batch = RecordBatch([Record(of_number(1), "k", "1")], _decoding=decoding(decode))
     with pytest.raises(RetryLater, match="the Glue Schema Registry cannot be asked: ") as caught:
         _ = batch[0].value
     assert caught.value.after_s == glue.PAUSE_S

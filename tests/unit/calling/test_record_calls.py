@@ -12,10 +12,11 @@ from kclrun.calling.runners import Ended, runner_of
 from kclrun.errors import RetryLater, SinkError
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
-from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.processor import Context, KeptRow, RecordProcessor
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.processor import KeptRow, RecordProcessor
 from kclrun.producing.flow_control import ProducerSettings
 from kclrun.state.keyed import LiveEntries, State
+from tests.support.contexts import TakenRows, made_context
 
 
 def position(number):
@@ -25,6 +26,10 @@ def position(number):
 def batch(*numbers, last=None, key=str):
     records = [Record(b"%d" % number, key(number), str(number)) for number in numbers]
     return SimpleNamespace(records=records, last=position(last or numbers[-1]))
+
+
+def prepared(row, to):
+    return KeptRow(to, row["n"], 1)
 
 
 def refused(*_):
@@ -142,12 +147,9 @@ class Rig:
         self.processor, self.host = Processor(), Host()
         self.entries = LiveEntries({}, refused, None, 10**9)
         self.manual = Manual(self.processor)
-        context = Context(
-            application="a", stream="s", shard_id="0", lease_key="0", position=TRIM_HORIZON,
-            options={}, fencing_token=7, uncheckpointed_max=100, checkpoint_mode="auto",
-            emit=lambda row, to: None, release=lambda: None,
-            prepare=lambda row, to: KeptRow(to, row["n"], 1), entries=self.entries,
-        )  # fmt: skip
+        context = made_context(
+            shard="0", token=7, rows=TakenRows(prepare=prepared), state=self.entries
+        )
         policy = ErrorPolicy(retries, backoff_s, then)
         beside = Concurrency(records, "key", None, grace_s)
         self.calls = RecordCalls(

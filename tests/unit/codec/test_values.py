@@ -65,7 +65,7 @@ def record(data, number=1):
 def given(data, decode):
     """A record as user code gets it."""
     found = record(data)
-    return RecordBatch([found], decoding=decoding(decode))[0]
+    return RecordBatch([found], _decoding=decoding(decode))[0]
 
 
 @over_rows(
@@ -150,12 +150,12 @@ def test_a_value_is_decoded_at_its_first_use_and_again_when_the_record_is_given_
     calls = []
     rule = decoding(lambda data: calls.append(data) or {"n": 1})
     one, other = records = [record(b"1"), record(b"2", 2)]
-    batch = RecordBatch(records, decoding=rule)
+    batch = RecordBatch(records, _decoding=rule)
     assert calls == []
 
     assert batch[0].value is one.value
     one.value["n"] = "an attempt that raised wrote this"
-    RecordBatch(records, decoding=rule)
+    RecordBatch(records, _decoding=rule)
     assert one.value == {"n": 1}
     assert calls == [b"1", b"1"]
     assert msgspec.structs.replace(one, data=b"3").value == {"n": 1}
@@ -261,7 +261,7 @@ def test_the_setting_comes_before_what_the_class_declares(folder):
     def value(setting, kind, data):
         found = record(data)
         rule = load_decoding(setting, kind, [folder], opened)
-        return RecordBatch([found], decoding=rule)[0].value
+        return RecordBatch([found], _decoding=rule)[0].value
 
     assert value(None, Declared, b'{"a": 1}') == {"a": 1}
     assert value("text", Declared, b'{"a": 1}') == '{"a": 1}'

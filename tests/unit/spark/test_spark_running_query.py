@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import msgspec
 import pyspark.sql
 import pyspark.sql.streaming.query
 import pytest
@@ -16,6 +17,7 @@ from kclrun.model.time import WallTime
 from kclrun.processor import RecordProcessor
 from kclrun.spark.options import SourceSettings, StreamAddress
 from kclrun.spark.processors import source as processors
+from kclrun.spark.processors.arguments import REPLACED
 from kclrun.spark.processors.source import ProcessorReader, process
 from kclrun.spark.running import query
 from kclrun.spark.running.query import as_kclrun_errors, made_query, start_query
@@ -201,11 +203,12 @@ def test_a_processor_is_a_format_of_its_own_whose_rows_leave_without_accounts(mo
         spark,
         paths=["/p"],
         options={"a": 1},
-        batch_max=100_000,
-        retries=0,
-        backoff_s=0,
-        decode="json",
-        schema="a long",
+        settings={
+            "fetch": {"batch_max": 100_000},
+            "on_error": {"retries": 0, "backoff": "0s"},
+            "decode": "json",
+            "output": {"schema": "a long"},
+        },
     )
     read, options, load, observed, *rest = spark.calls
 
@@ -225,7 +228,7 @@ def test_a_processor_is_a_format_of_its_own_whose_rows_leave_without_accounts(mo
     assert observed.startswith("observe kclrun sum(when(False, from_json(row, shardId string,")
     assert observed.count("collect_list(when(False, struct(col(shardId) item, ")
     assert rest == ["where kind = 'row'", "drop kind", "drop stream"]
-    assert job_of(monkeypatch, spark, application="a.b", batch_max=1).job.application == "a.b"
+    assert job_of(monkeypatch, spark, application="a.b").job.application == "a.b"
     with pytest.raises(SettingsError, match="a RecordProcessor runs on a stream only"):
         source({"streamName": "s"}).reader(None)
     reader = source({"streamName": "s"}).streamReader(None)
@@ -235,6 +238,7 @@ def test_a_processor_is_a_format_of_its_own_whose_rows_leave_without_accounts(mo
 LETTERS = {"then": "dead-letter"}
 
 
+@pytest.mark.filterwarnings("ignore:kclrun.spark.process:DeprecationWarning")
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -271,6 +275,56 @@ def test_arguments_that_no_processor_can_have_are_refused(monkeypatch, spark, gi
         job_of(monkeypatch, spark, **given)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"fetch": {"batch_max": 0}}, "fetch.batch_max: expected a whole number from 1 to 100000"),
+        ({"on_error": {"backoff": "-1s"}}, "on_error.backoff: expected"),
+        ({"on_error": {"retires": 1}}, "on_error.retires: no such setting"),
+        ({"concurrency": {"timeout": "0s"}}, "concurrency.timeout: expected more than 0s"),
+        ({"output": {"schema": "a text"}}, "output.schema: expected a type"),
+        ({"output": {"path": "o"}}, "output.path: is not a setting of kclrun.spark.process"),
+        ({"fetch": {"idle": "1s"}}, "fetch.idle: is not a setting of kclrun.spark.process"),
+        ({"stream": "s"}, "stream: is not a setting of kclrun.spark.process, which takes decode"),
+    ],
+)
+def test_settings_that_no_processor_can_have_are_refused(monkeypatch, spark, settings, said):
+    with pytest.raises(SettingsError, match=said):
+        job_of(monkeypatch, spark, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "settings"),
+    [
+        ("batch_max", 7, {"fetch": {"batch_max": 7}}),
+        ("retries", 3, {"on_error": {"retries": 3}}),
+        ("backoff_s", 2.0, {"on_error": {"backoff": "2s"}}),
+        ("then", "skip", {"on_error": {"then": "skip"}}),
+        ("limit", 9, {"on_error": {"limit": 9}}),
+        ("decode", "json", {"decode": "json"}),
+        ("schema", "a long", {"output": {"schema": "a long"}}),
+        ("concurrency", 4, {"concurrency": {"records": 4}}),
+        ("order", "none", {}),  # without `concurrency`
+        ("timeout_s", 1.0, {}),
+        ("dead_letter", None, {}),
+    ],
+)
+def test_a_keyword_of_before_is_its_setting_and_names_it(
+    monkeypatch, spark, keyword, value, settings
+):
+    monkeypatch.setattr(processors, "require_fit", lambda *_, **__: True)
+    setting = ".".join(REPLACED[keyword])
+    with pytest.warns(DeprecationWarning, match=rf"{keyword}=….*use the setting {setting}.*2\.0"):
+        before = job_of(monkeypatch, spark, **{keyword: value}).job
+    now = job_of(monkeypatch, spark, settings=settings).job
+    assert msgspec.structs.replace(before, run=now.run) == now
+
+
+def test_a_keyword_that_there_never_was_is_a_type_error(monkeypatch, spark):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'retires'"):
+        job_of(monkeypatch, spark, retires=1)
+
+
 def test_an_argument_left_out_is_what_the_setting_is_left_out(monkeypatch, spark):
     """With a processor and nothing else, a file and a call of `process` make the same job."""
     ours = job_of(monkeypatch, spark, application="orders").job
@@ -288,8 +342,11 @@ def test_an_argument_left_out_is_what_the_setting_is_left_out(monkeypatch, spark
 
 def test_letters_and_concurrency_of_a_call_are_those_of_the_settings(monkeypatch, spark):
     monkeypatch.setattr(processors, "require_fit", lambda *_, **__: True)
-    given = {"then": "dead-letter", "dead_letter": {"s3": "s3://bucket/p"}, "concurrency": 9}
-    job = job_of(monkeypatch, spark, order="none", timeout_s=0.5, **given).job
+    settings = {
+        "on_error": {"then": "dead-letter", "dead_letter": {"s3": "s3://bucket/p"}},
+        "concurrency": {"records": 9, "order": "none", "timeout": "0.5s"},
+    }
+    job = job_of(monkeypatch, spark, settings=settings).job
 
     assert job.letters == LetterDestination(s3="s3://bucket/p")
     assert job.concurrency == Concurrency(9, "none", 0.5)

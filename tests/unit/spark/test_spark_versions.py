@@ -66,6 +66,7 @@ def test_without_pyspark_the_message_says_how_to_get_it(monkeypatch):
 def test_the_room_has_its_public_functions_and_no_others():
     assert {name: getattr(kclrun.spark, name).__name__ for name in kclrun.spark.__all__} == {
         "LagListener": "LagListener",
+        "SourceLag": "SourceLag",
         "open_session": "open_session",
         "process": "process",
         "register": "register",

@@ -23,6 +23,7 @@ from kclrun.state.keyed import (
     held_bytes,
 )
 from kclrun.testing import make_record, replay, run_processor
+from tests.support.contexts import made_context
 from tests.support.tables import over_rows
 
 
@@ -208,15 +209,7 @@ def test_after_a_crash_the_state_is_that_of_the_checkpoint(crash_after):
 
 
 def test_without_state_in_the_settings_its_use_is_an_error_in_words():
-    from kclrun.processor import Context
-
-    context = Context(
-        **dict.fromkeys(("application", "stream", "shard_id", "lease_key", "position"), None),
-        **dict.fromkeys(("options", "fencing_token", "uncheckpointed_max"), None),
-        checkpoint_mode="auto",
-        emit=lambda *_: None,
-        release=lambda: None,
-    )
+    context = made_context()
     for use in (lambda: context.state, lambda: context.counter("n")):
         with pytest.raises(SettingsError, match=r"set state\.store in the configuration"):
             use()

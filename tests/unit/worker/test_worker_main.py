@@ -186,7 +186,7 @@ def test_user_code_learns_which_lease_it_serves_and_with_which_fencing_token(sta
     assert (context.application, context.stream, context.lease_key) == ("test", "s", FIRST)
     assert context.position == TRIM_HORIZON
     assert context.fencing_token == 6, "the counter of the claim, one above the take's"
-    assert (context.checkpoint_mode, context.uncheckpointed_max) == ("manual", 100)
+    assert (context.checkpoint_every, context.uncheckpointed_max) == ("manual", 100)
 
 
 @pytest.mark.seconds

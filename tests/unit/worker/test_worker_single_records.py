@@ -16,7 +16,7 @@ from kclrun.codec.values import decoding
 from kclrun.errors import HaltShard, RetryLater, SinkError
 from kclrun.lease import commands, events
 from kclrun.model.policies import Concurrency, ErrorPolicy
-from kclrun.processor import Context, KeptRow, RecordProcessor
+from kclrun.processor import KeptRow, RecordProcessor
 from kclrun.protocol.reports import (
     ProcessorFailed,
     ProcessorRaised,
@@ -27,6 +27,7 @@ from kclrun.protocol.reports import (
 from kclrun.state.keyed import LiveEntries, State
 from kclrun.worker.sharing import daemon_thread
 from tests.patience import HUNG_S
+from tests.support.contexts import TakenRows, made_context
 from tests.unit.worker import main_stage as stage
 from tests.unit.worker.main_stage import Stage, p
 
@@ -154,12 +155,12 @@ class Main(Stage):
         )
 
     def prepare(self, row):
-        context = Context(
-            application="a", stream="s", shard_id="0", lease_key="0", position=row.checkpoint,
-            options={}, fencing_token=7, uncheckpointed_max=100, checkpoint_mode="auto",
-            emit=lambda row, to: None, release=lambda: None,
-            prepare=lambda row, to: KeptRow(to, row["n"], 1), entries=self.entries,
-        )  # fmt: skip
+        context = made_context(
+            shard="0",
+            token=7,
+            state=self.entries,
+            rows=TakenRows(prepare=lambda row, to: KeptRow(to, row["n"], 1)),
+        )
         self.deliverer.take_records(
             CallTerms(self.processor, context, self.concurrency, self.policy, self.decoding),
             self.rows,
