@@ -1,6 +1,7 @@
 """The version stands in kclrun/__init__.py, and everything that shows one follows it."""
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 
@@ -60,3 +61,9 @@ def test_the_chart_has_the_version_of_the_code():
     chart = yaml.safe_load((ROOT / "config" / "deploy" / "helm" / "Chart.yaml").read_text())
 
     assert chart["appVersion"] == chart["version"] == kclrun.__version__
+
+
+def test_the_newest_section_of_the_changelog_is_about_the_version_of_the_code():
+    sections = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+    assert sections[0] == kclrun.__version__
