@@ -5,6 +5,7 @@ Exit code 0 if all of it is ready, 1 if a check failed or something must change 
 
 import argparse
 import hashlib
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -120,4 +121,6 @@ def _say(text):
 
 
 if __name__ == "__main__":
+    # As an exception, so that what was begun is ended and removed on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(sys.argv[1:]))
