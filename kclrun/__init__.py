@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from kclrun.reading.stream import Reading, ShardRecord, read
     from kclrun.running import RunResult, run
 
+# The one place of the version: pyproject.toml reads it, without an import, and all that prints one.
+__version__ = "1.0.0"
+
 __all__ = [
     "AsyncProducer",
     "Checkpointer",

@@ -21,7 +21,7 @@ from typing import Final, TextIO
 
 import click
 
-from kclrun import errors
+from kclrun import __version__, errors
 from kclrun.cli import exit_codes
 from kclrun.model.text import sanitize
 
@@ -53,7 +53,7 @@ _UNKNOWN_CALLER: Final = re.compile(
     r"UnrecognizedClient|AuthFailure|InvalidSignature|SignatureDoesNotMatch|ExpiredToken"
     r"|InvalidClientTokenId|InvalidAccessKeyId|InvalidToken|UserNotFound|AccessKey"
 )
-_NAMED_IN_REPORTS: Final = ("kclrun", "boto3", "msgspec", "protobuf")
+_NAMED_IN_REPORTS: Final = ("boto3", "msgspec", "protobuf")
 # The status of a table or a stream, which AWS has answered.
 _STATUS: Final = re.compile(r"[A-Z][A-Z_]+")
 _LISTENS_NOT: Final = re.compile(r"nothing listens at \S+:(\d+)")
@@ -196,7 +196,8 @@ def versions() -> str:
         except metadata.PackageNotFoundError:
             return "(not installed)"
 
-    return ", ".join(f"{name} {version_of(name)}" for name in _NAMED_IN_REPORTS)
+    dependencies = [f"{name} {version_of(name)}" for name in _NAMED_IN_REPORTS]
+    return ", ".join([f"kclrun {__version__}", *dependencies])
 
 
 def _versions() -> str:

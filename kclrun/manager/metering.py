@@ -12,11 +12,11 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from kclrun import __version__
 from kclrun.config.outputs import output_places
 from kclrun.config.schema import Settings
 from kclrun.config.state import checkpoint_every
@@ -463,4 +463,4 @@ def _exposition(board: HealthBoard) -> Exposition:
     # Some 50 ms of imports, only where the series are served or sent.
     from kclrun.observe.prometheus import Exposition
 
-    return Exposition(board.look, metadata.version("kclrun"))
+    return Exposition(board.look, __version__)

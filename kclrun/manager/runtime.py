@@ -12,10 +12,10 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from kclrun import __version__
 from kclrun.config.rules import unused_settings
 from kclrun.config.schema import Settings
 from kclrun.config.state import state_place
@@ -382,7 +382,7 @@ class _ManagerRun:
         settings, policy = self._settings, self._policy
         self._log.note(
             "manager_started",
-            version=metadata.version("kclrun"),
+            version=__version__,
             python=platform.python_version(),
             stream=self._world.stream_names,
             table=settings.table,

@@ -238,6 +238,8 @@ def test_scripts_can_be_run():
 def test_no_large_file_is_tracked():
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     tracked = [ROOT / each for each in listed.stdout.decode().split("\0") if each]
+    if not tracked:
+        pytest.skip("needs a git checkout, which knows the files that it tracks")
     large = [
         str(path.relative_to(ROOT))
         for path in tracked

@@ -42,7 +42,8 @@ class Checkout:
     def __init__(self, folder):
         self.folder = folder
         (folder / "bin").mkdir(parents=True)
-        shutil.copy(ROOT / "bin" / "test", folder / "bin" / "test")
+        for name in ("test", "usage"):
+            shutil.copy(ROOT / "bin" / name, folder / "bin" / name)
         self.use_python(folder / "python")
         self._script(folder / "python", FAKE_PYTHON)
 

@@ -22,10 +22,20 @@ def locked(name):
         yield Requirement(requirement), hashes
 
 
+# Extras that only work on kclrun itself needs.
+DEVELOPMENT = {"dev", "docs", "test"}
+
+
 def wanted(name):
     project = PROJECT["project"]
-    extras = project["optional-dependencies"].values() if name == "everything" else ()
-    build = PROJECT["build-system"]["requires"]
+    if name == "release":
+        lines = (FOLDER / "release.in").read_text().splitlines()
+        return [Requirement(line.partition("#")[0]) for line in lines if line[0] != "#"]
+    without = {"base": set(project["optional-dependencies"]), "runtime": DEVELOPMENT}.get(name, ())
+    extras = [
+        listed for extra, listed in project["optional-dependencies"].items() if extra not in without
+    ]
+    build = [] if name == "runtime" else PROJECT["build-system"]["requires"]
     listed = [Requirement(each) for each in sum(extras, project["dependencies"] + build)]
     # An extra that rests on another one of this project.
     return [requirement for requirement in listed if requirement.name != project["name"]]
@@ -59,7 +69,7 @@ def versions_on(name, environment):
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("python", PYTHONS)
-@pytest.mark.parametrize("name", ["base", "everything"])
+@pytest.mark.parametrize("name", ["base", "everything", "runtime", "release"])
 def test_a_lock_has_a_version_of_each_dependency_that_pyproject_allows(name, python, machine):
     environment = environment_of(python, machine)
     there = versions_on(name, environment)
@@ -72,7 +82,7 @@ def test_a_lock_has_a_version_of_each_dependency_that_pyproject_allows(name, pyt
         assert requirement.specifier.contains(version), f"{requirement}, {version}: run bin/lock"
 
 
-@pytest.mark.parametrize("name", ["base", "everything"])
+@pytest.mark.parametrize("name", ["base", "everything", "runtime", "release"])
 def test_each_entry_has_hashes_and_no_place_to_fetch_it_from(name):
     for requirement, hashes in locked(name):
         assert hashes, requirement
@@ -81,6 +91,13 @@ def test_each_entry_has_hashes_and_no_place_to_fetch_it_from(name):
     text = (FOLDER / f"{name}.lock").read_text()
     assert "://" not in text
     assert "--index" not in text
+
+
+def test_what_users_may_have_is_pinned_as_it_is_tested():
+    """A release lists runtime.lock; the suites run with everything.lock."""
+    tested = {(requirement.name, str(requirement)) for requirement, _ in locked("everything")}
+
+    assert [str(pin) for pin, _ in locked("runtime") if (pin.name, str(pin)) not in tested] == []
 
 
 def test_ci_installs_from_the_lock():

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from tests.patience import HUNG_S
 
 ROOT = Path(__file__).parents[2]
+STORMS = ("outcomes", "refusals", "sessions")
 TOOLS = [
     "bash",
     "cat",
@@ -249,3 +251,133 @@ def test_a_version_that_cannot_be_had_is_said_aloud(bare_machine, tmp_path):
     assert ran.returncode == 69
     assert ran.stdout == ""
     assert "Python 3.99 cannot be had here: this machine has no apt" in ran.stderr
+
+
+SCRIPTS = sorted(path.name for path in (ROOT / "bin").iterdir())
+# Parsers of their own, behind the environment: what each script knows is what they know.
+PARSED_BY = {
+    "aws-acceptance": ["tests/acceptance/command.py"],
+    "bench": ["tests/bench/__main__.py"],
+    "chaos": ["tests/chaos/command.py", *(f"tests/chaos/{name}/command.py" for name in STORMS)],
+    "prove": ["tests/simulation/proving/__main__.py"],
+}
+# It hands over all that it is given: kclrun has the options.
+HANDS_OVER = "kclrun"
+
+
+@pytest.fixture
+def watched_bin(tmp_path):
+    """A copy of bin/ where a call for the environment leaves a file, and prepares nothing."""
+    shutil.copytree(ROOT / "bin", tmp_path / "bin")
+    environment = tmp_path / "bin" / "environment"
+    real = environment.with_name("real-environment")
+    environment.rename(real)
+    environment.write_text(f"#!/usr/bin/env bash\ntouch {shlex.quote(str(tmp_path / 'asked'))}\n")
+    environment.chmod(0o755)
+    return tmp_path / "bin"
+
+
+def call(program, *arguments, path=os.environ["PATH"], cwd=None, **more):
+    return subprocess.run(
+        [str(program), *arguments],
+        env={"PATH": str(path), "HOME": str(program.parent)} | more,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=HUNG_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        (name, option)
+        for name in SCRIPTS
+        if name != HANDS_OVER
+        # Short options of bin/test are those of pytest.
+        for option in ["--no-such-option", "--no-such=1", *(["-Z"] if name != "test" else [])]
+    ],
+)
+def test_an_unknown_option_ends_with_64_and_the_usage_before_anything_is_prepared(
+    watched_bin, bare_machine, name, option
+):
+    """On a machine without Python, apt and root: nothing can be installed or started there."""
+    program = watched_bin / ("real-environment" if name == "environment" else name)
+
+    ran = call(program, option, path=bare_machine)
+
+    head, _, usage = ran.stderr.partition("\n\n")
+    assert (ran.returncode, ran.stdout) == (64, "")
+    assert head == f"kclrun: bin/{program.name}: not known: {option}"
+    assert usage == usage_of(name)
+    assert [path.name for path in watched_bin.parent.iterdir() if path.name == "asked"] == []
+
+
+def usage_of(name):
+    """The comment at the head of a program."""
+    lines = (ROOT / "bin" / name).read_text().splitlines()[1:]
+    head = lines[: next(at for at, line in enumerate(lines) if not line.startswith("#"))]
+    return "".join(f"{line[1:].removeprefix(' ')}\n" for line in head)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_head_of_a_program_shows_how_it_is_called(name):
+    assert name == "usage" or f"\n  bin/{name}" in usage_of(name)
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in {HANDS_OVER, *PARSED_BY}])
+def test_help_is_the_usage_on_standard_output(watched_bin, bare_machine, name):
+    program = watched_bin / ("real-environment" if name == "environment" else name)
+
+    ran = call(program, "--help", path=bare_machine)
+
+    assert (ran.returncode, ran.stderr, ran.stdout) == (0, "", usage_of(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("audit", ["everything"]),
+        ("bare-machine", []),
+        ("bare-machine", ["trixie", "bookworm"]),
+        ("bare-machine", ["trixie", "--only"]),
+        ("bare-machine", ["trixie", "--only", "all"]),
+        ("bare-machine", ["../elsewhere"]),
+        ("debian", []),
+        ("debian", ["oracle"]),
+        ("docs", ["serv"]),
+        ("interpreter", []),
+        ("interpreter", ["newest"]),
+        ("shape", ["kclrun"]),
+        ("test", ["--quik"]),
+        ("uv", ["pip"]),
+    ],
+)
+def test_an_argument_that_a_program_does_not_have_ends_with_64(
+    watched_bin, bare_machine, name, arguments
+):
+    ran = call(watched_bin / name, *arguments, path=bare_machine)
+
+    assert ran.returncode == 64
+    assert ran.stderr.endswith(f"\n\n{usage_of(name)}")
+    assert not (watched_bin.parent / "asked").exists()
+
+
+@pytest.mark.parametrize("name", PARSED_BY)
+def test_a_program_knows_the_options_of_the_parser_behind_it(name):
+    parsers = [(ROOT / path).read_text() for path in PARSED_BY[name]]
+    parsed = re.findall(r"add_argument\(\s*\"(--[a-z-]+)\"", "".join(parsers))
+
+    [known] = re.findall(r"^known '([^']*)'", (ROOT / "bin" / name).read_text(), re.MULTILINE)
+    assert sorted(known.split()) == sorted({"--help", *parsed})
+
+
+def test_the_launcher_leaves_an_unknown_option_to_kclrun(watched_bin):
+    (watched_bin / "environment").write_text(f"#!/bin/sh\necho {shlex.quote(sys.executable)}\n")
+
+    ran = call(watched_bin / HANDS_OVER, "--no-such-option", PYTHONPATH=str(ROOT))
+
+    assert ran.returncode == 64
+    assert "--no-such-option" in ran.stderr

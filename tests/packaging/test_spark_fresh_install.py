@@ -127,6 +127,7 @@ def assert_the_demo_wrote_what_the_csv_says(said, report, folder, hourly):
     assert reported["totals"]["ended"] == 3, "one shard was split, and two were merged"
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git checkout, to clone it")
 def test_a_fresh_clone_in_a_path_with_spaces_runs_the_demo_from_any_folder(tmp_path):
     clone = tmp_path / "a fresh clone"
     elsewhere = tmp_path / "some where else"

@@ -6,6 +6,7 @@ import zipfile
 
 import pytest
 
+from kclrun import __version__
 from kclrun.cli.init import starter_files, templates
 from tests.packaging.wheel_rig import ROOT, Environment, build_wheel, plain_environment
 from tests.patience import HUNG_S
@@ -16,6 +17,7 @@ from pathlib import Path
 from kclrun.loading import load_processor
 found = load_processor("processors.mine:Mine", [Path(sys.argv[1])])
 import kclrun.samples.flight_pipelines as sample
+from kclrun import __version__
 from kclrun.cli.init import starter_files, templates
 starters = {name: sorted(starter_files(name)) for name in templates()}
 print(json.dumps([found.__name__, sample.__file__, starters]))
@@ -38,6 +40,10 @@ def test_no_package_named_processors_is_installed_and_the_samples_are_in_kclrun(
     }
     samples = {name.rpartition("/")[2] for name in names if name.startswith("kclrun/samples/")}
     assert samples == {path.name for path in (ROOT / "processors").glob("*.py")}
+
+
+def test_the_wheel_has_the_version_of_the_code(wheel):
+    assert wheel.name == f"kclrun-{__version__}-py3-none-any.whl"
 
 
 @pytest.mark.parametrize(

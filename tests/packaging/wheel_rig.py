@@ -42,6 +42,37 @@ def build_wheel(folder):
     return wheel
 
 
+def tracked():
+    """The paths of the files of this checkout. None: it is not one of git, as an unpacked source
+    distribution."""
+    ran = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    names = [name for name in ran.stdout.decode().split("\0") if name and (ROOT / name).exists()]
+    return names or None
+
+
+def build_sdist(folder):
+    """The source distribution of what git tracks in the checkout, built apart from it."""
+    source, built = folder / "source", folder / "dist"
+    for name in tracked():
+        place = source / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, place)
+    built.mkdir()
+    program = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    ran = subprocess.run(
+        [sys.executable, "-c", program, built],
+        cwd=source,
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=HUNG_S,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (sdist,) = built.iterdir()
+    return sdist
+
+
 class Environment:
     """A Python that has all of kclrun's dependencies, by links to those of this one, and not
     kclrun itself; `without` names packages it lacks, too."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import metadata
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
+from kclrun import __version__
 from kclrun.aws import operations
 from kclrun.aws.control import Client, ControlPlane, RenewedClient, doing
 from kclrun.aws.endpoints import EndpointSettings
@@ -328,7 +328,7 @@ class ObjectUpload:
                     Bucket=rolls.bucket,
                     Key=self._key,
                     ContentType=rolls.content_type,
-                    Metadata={"kclrun-commit": self._commit, "kclrun-version": _version()},
+                    Metadata={"kclrun-commit": self._commit, "kclrun-version": __version__},
                 )["UploadId"]
         number = len(self._parts) + 1
         with doing(operations.UPLOAD_PART, f"upload part {number} of {url}"):
@@ -363,7 +363,7 @@ def _metadata(record: RollRecord) -> dict[str, str]:
         "kclrun-commit": record.commit,
         "kclrun-token": str(record.token),
         "kclrun-format": str(record.version),
-        "kclrun-version": _version(),
+        "kclrun-version": __version__,
         **({"kclrun-state": record.state} if record.state else {}),
     }
 
@@ -376,11 +376,3 @@ def _record_of(known: Mapping[str, str]) -> RollRecord:
         version=int(known["kclrun-format"]),
         state=known.get("kclrun-state", ""),
     )
-
-
-@functools.cache
-def _version() -> str:
-    try:
-        return metadata.version("kclrun")
-    except metadata.PackageNotFoundError:
-        return "unknown"
