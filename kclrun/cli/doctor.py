@@ -392,7 +392,7 @@ def doctor(
         raise click.UsageError("--accept goes with --yes: without it nothing is changed.")
     if backup is not None and not yes:
         raise click.UsageError("--backup goes with --yes: without it nothing is changed.")
-    if backup is not None and os.path.exists(backup):  # noqa: PTH110 - raises nothing
+    if backup is not None and os.path.exists(backup):  # raises nothing
         raise click.UsageError(f"--backup {backup} is there already; it is not overwritten.")
     aws, others = fleet_aws(config), OneByOne("doctor")
     examined = examine(aws, others)

@@ -358,7 +358,7 @@ class _UserProcesses:
     def _answer(self, letters: Sequence[KeptLetter]) -> Redriven | None:
         """None if the process ended."""
         if self._process is None:
-            self._process = subprocess.Popen(  # noqa: S603 - our own module
+            self._process = subprocess.Popen(
                 own_module(user_process.__name__),
                 env=self._environment,
                 stdin=subprocess.PIPE,
