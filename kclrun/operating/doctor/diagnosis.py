@@ -34,7 +34,7 @@ from kclrun.operating.doctor.findings import (
     Pair,
     StreamFacts,
     deleted,
-    settled,
+    with_allowed_repairs,
 )
 from kclrun.operating.doctor.lineage import lineage_findings
 from kclrun.protocol.writes import ResumeLease
@@ -358,7 +358,7 @@ def diagnose(first: Look, second: Look, circumstances: Circumstances) -> tuple[F
         *row_findings(pair),
         *handoff_findings(pair),
     )
-    return settled(found, pair)
+    return with_allowed_repairs(found, pair)
 
 
 def is_healthy(findings: Iterable[Finding]) -> bool:

@@ -409,7 +409,7 @@ def deleted(leases: Iterable[Lease]) -> tuple[RepairingChange, ...]:
     return tuple(DeleteTrimmed(lease.key, lease.owner, lease.counter) for lease in leases)
 
 
-def settled(findings: Iterable[Finding], pair: Pair) -> tuple[Finding, ...]:
+def with_allowed_repairs(findings: Iterable[Finding], pair: Pair) -> tuple[Finding, ...]:
     """The findings in the order of their gravity, each with the repair that is allowed.
 
     Rule: only a live owner writes its own row. Of several findings about one row only the gravest
