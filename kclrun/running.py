@@ -30,7 +30,7 @@ from kclrun.errors import NotFound, ProcessorError, ProcessorLoadError, Settings
 from kclrun.manager.launcher import orphans_left_alone
 from kclrun.model.stream import display_name
 from kclrun.model.time import WallTime
-from kclrun.observe.sample import ManagerSample, Report
+from kclrun.observe.sample import ManagerSample, RunReport
 from kclrun.processor import RecordProcessor
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def run(processor: type[RecordProcessor] | str | None = None, /, **settings: Any
     ):
         report = Path(temporary) / "report.json"
         code = run_application(configuration, report, seen.display)
-        done = msgspec.json.decode(report.read_bytes(), type=Report)
+        done = msgspec.json.decode(report.read_bytes(), type=RunReport)
     return _judged(code, done, seen.halted)
 
 
@@ -128,7 +128,7 @@ class _Seen:
             }
 
 
-def _judged(code: int, done: Report, halted: Mapping[str, str]) -> RunResult:
+def _judged(code: int, done: RunReport, halted: Mapping[str, str]) -> RunResult:
     """The result, or the error that the exit code stands for."""
     match code:
         case exit_codes.HALTED:

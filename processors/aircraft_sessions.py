@@ -79,7 +79,7 @@ class AircraftSessions(RecordProcessor):
         self._context = context
         self._sessions = context.table("session", Session)
 
-    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:  # noqa: ARG002
+    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
         for record in batch:
             departure = _departure(record)
             if departure is None:

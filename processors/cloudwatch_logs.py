@@ -94,7 +94,7 @@ class LogEvents(RecordProcessor):
         """Called once, before the first record of the shard."""
         self.context = context
 
-    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:  # noqa: ARG002
+    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
         """Called with some records, in order."""
         for record in batch:
             for subscription in record.value:

@@ -42,7 +42,7 @@ class ByKey(RecordProcessor):
         if self._keys_max < 1:
             raise ValueError(f"options.keys_max: at least 1, got {self._keys_max}")
 
-    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:  # noqa: ARG002
+    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
         counts: defaultdict[str | None, Count] = defaultdict(Count)
         for record in batch:
             key = self._key(record)

@@ -97,7 +97,7 @@ class DelayByCarrier(RecordProcessor):
         self._context = context
         self._window_s = _seconds(context.options.get("window", "15m"))
 
-    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:  # noqa: ARG002
+    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
         sums: defaultdict[Key, Delay] = defaultdict(Delay)
         for record in batch:
             key, delay = _read(_fields(record), self._window_s)

@@ -18,7 +18,7 @@ class Hello(RecordProcessor):
         self.context = context
         self.greeting = context.options.get("greeting", "hello")
 
-    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:  # noqa: ARG002
+    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
         """Called with some records, in order. When it returns, they count as processed."""
         counts = Counter(record.data.decode() for record in batch)
         for word, times in sorted(counts.items()):

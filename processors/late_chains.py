@@ -134,7 +134,7 @@ class _LateChains(StatefulProcessor):
         self,
         key: Any,
         rows: Iterator[pd.DataFrame],
-        timerValues: Any,  # noqa: ARG002, N803 - Spark's name
+        timerValues: Any,  # noqa: N803 - Spark's name
     ) -> Iterator[pd.DataFrame]:
         """Called once a batch with all rows of an aircraft in it, in any order."""
         import pandas as pd

@@ -17,7 +17,7 @@ class Orders(RecordProcessor):
         """Called once, before the first record of the shard."""
         self.context = context
 
-    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:  # noqa: ARG002
+    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
         """Called with some records, in order. When it returns, they count as processed."""
         for record in batch:
             order = json.loads(record.data)

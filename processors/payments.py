@@ -17,7 +17,7 @@ class Payments(RecordProcessor):
         """Called once, before the first record of the shard."""
         self.context = context
 
-    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:  # noqa: ARG002
+    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
         """Called with some records, in order. The setting `on_error` decides about exceptions."""
         for record in batch:
             payment = json.loads(record.data)

@@ -22,7 +22,7 @@ from kclrun.aws.errors import parse_error_reply, service_error
 from kclrun.aws.http.pool import StreamedAnswer, TransportFailure
 from kclrun.aws.kinesis import Page, all_pages
 from kclrun.aws.wire import WireClient, call_json
-from kclrun.codec.event_stream import MalformedEventStream, Message, MessageDecoder
+from kclrun.codec.event_stream import EventMessage, MalformedEventStream, MessageDecoder
 from kclrun.codec.get_records import decode_subscription_event
 from kclrun.model import statuses
 from kclrun.model.quotas import CONSUMERS_ADVANTAGE, CONSUMERS_CREATING_MAX, CONSUMERS_DEFAULT
@@ -219,7 +219,7 @@ class EventStreamSubscription:
         self._service_time = service_time
         self._decoder = MessageDecoder()
         # The messages that one piece of the answer completed; a piece has 64 KiB at most.
-        self._messages: deque[Message] = deque()
+        self._messages: deque[EventMessage] = deque()
         self.is_over = False
 
     def next_page(self, timeout_s: float) -> FetchedPage | None:
@@ -249,7 +249,7 @@ class EventStreamSubscription:
     def close(self) -> None:
         self._answer.close()
 
-    def _opened(self, message: Message) -> FetchedPage | None:
+    def _opened(self, message: EventMessage) -> FetchedPage | None:
         """The page of an event; None for a message of another kind."""
         headers = message.headers
         if headers.get(":message-type") in {"exception", "error"}:

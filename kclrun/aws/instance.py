@@ -65,8 +65,8 @@ class _SpotAction(msgspec.Struct):
 
 
 class _Recommendation(msgspec.Struct):
-    # The name is the service's. Only the presence of the value matters.
-    noticeTime: str | None = None  # noqa: N815
+    # Only the presence of the value matters.
+    notice_time: str | None = msgspec.field(default=None, name="noticeTime")
 
 
 class _TokenRefused(Exception):

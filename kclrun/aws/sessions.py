@@ -140,8 +140,8 @@ def ca_bundle(session: botocore.session.Session) -> str:
     Raises: SettingsError for a file that does not exist.
     """
     configured = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
-    path = str(configured or get_cert_path(True))  # noqa: FBT003 - botocore's signature
-    if not os.path.exists(path):  # noqa: PTH110 - a file or a folder, as OpenSSL takes either
+    path = str(configured or get_cert_path(True))
+    if not os.path.exists(path):  # a file or a folder, as OpenSSL takes either
         raise SettingsError(f"the CA bundle {path} does not exist")
     return path
 

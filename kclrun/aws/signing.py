@@ -64,7 +64,7 @@ class _Signer(SigV4Auth):
     def headers_to_sign(self, request: AWSRequest) -> HTTPHeaders:
         return request.headers
 
-    def payload(self, request: AWSRequest) -> str:  # noqa: ARG002 - the client declared it
+    def payload(self, request: AWSRequest) -> str:
         return self.payload_hash
 
 

@@ -158,7 +158,7 @@ class StepHost(Protocol):
         """A call raised."""
         ...
 
-    def waited(self, waited: Waited) -> None:  # noqa: ARG002
+    def waited(self, waited: Waited) -> None:
         """User code asks for no more time."""
         return
 
@@ -172,11 +172,11 @@ class StepHost(Protocol):
         is how many calls raised: of the batch, and of the search under way."""
         ...
 
-    def settled(self, position: ExtendedSequenceNumber) -> None:  # noqa: ARG002
+    def settled(self, position: ExtendedSequenceNumber) -> None:
         """The records of the batch up to here are processed or given up, and others are left."""
         return
 
-    def recovered(self, calls: int) -> None:  # noqa: ARG002
+    def recovered(self, calls: int) -> None:
         """The batch is done after some of its calls raised, with so many calls. A call that raised
         RetryLater is not counted."""
         return
@@ -189,7 +189,7 @@ class BatchHost(StepHost, Protocol):
         """Call `process_records` with these records, at least one. Raises: what it raises."""
         ...
 
-    def ends_run(self, error: BaseException) -> bool:  # noqa: ARG002
+    def ends_run(self, error: BaseException) -> bool:
         """Whether this error is not one of user code, so that `run` raises it."""
         return False
 

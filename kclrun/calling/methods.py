@@ -32,7 +32,7 @@ class MethodRaised(NamedTuple):
 class MethodHost(Protocol):
     """What `MethodCalls` needs of its shell, on the thread of `MethodCalls.run`."""
 
-    def ends_run(self, where: str, error: BaseException) -> bool:  # noqa: ARG002
+    def ends_run(self, where: str, error: BaseException) -> bool:
         """Whether this error is not one of user code, so that `run` raises it."""
         return False
 
@@ -44,11 +44,11 @@ class MethodHost(Protocol):
         """A call raised. If it is given up, halt the lease."""
         ...
 
-    def rest(self, where: str, pause_s: float) -> bool:  # noqa: ARG002
+    def rest(self, where: str, pause_s: float) -> bool:
         """Wait before the call is repeated. False if a stop came meanwhile."""
         return True
 
-    def recovered(self, where: str, calls: int) -> None:  # noqa: ARG002
+    def recovered(self, where: str, calls: int) -> None:
         """The call returned after others of it raised, with so many calls."""
         return
 

@@ -90,11 +90,11 @@ class RecordHost(Protocol):
         """The next records of the shard, if they may join the calls under way now."""
         return None
 
-    def busy(self, since: Instant) -> None:  # noqa: ARG002
+    def busy(self, since: Instant) -> None:
         """The oldest call has run since this instant; 0 if no call runs."""
         return
 
-    def ends_run(self, error: BaseException) -> bool:  # noqa: ARG002
+    def ends_run(self, error: BaseException) -> bool:
         """Whether this error is not one of user code, so that `run` raises it."""
         return False
 
@@ -102,11 +102,11 @@ class RecordHost(Protocol):
         """A call raised."""
         ...
 
-    def waited(self, waited: Waited) -> None:  # noqa: ARG002
+    def waited(self, waited: Waited) -> None:
         """User code asks for no more time for any record."""
         return
 
-    def recovered(self, number: int, calls: int) -> None:  # noqa: ARG002
+    def recovered(self, number: int, calls: int) -> None:
         """A record is done after some of its calls raised. `calls` counts the attempts, which a
         call that raised RetryLater is not."""
         return
@@ -128,7 +128,7 @@ class RecordHost(Protocol):
         then the records count as not done."""
         ...
 
-    def done_with(self, batch: Records) -> None:  # noqa: ARG002
+    def done_with(self, batch: Records) -> None:
         """All records of this batch are settled."""
         return
 

@@ -49,7 +49,7 @@ def _open_closed_files() -> None:
         except OSError:
             # The closed descriptor is the lowest free number: those below it are open by now.
             null = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(null, True)  # noqa: FBT003 - as the standard files are
+            os.set_inheritable(null, True)
             setattr(sys, name, os.fdopen(null, mode, closefd=False))
 
 

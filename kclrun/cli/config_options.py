@@ -202,11 +202,11 @@ def _configured(settings: Settings, stream: str | None) -> Settings:
 
 # As methods of Path these would raise for a name that is too long, or where this user may not look.
 def _has_default() -> bool:
-    return os.path.exists(DEFAULT_CONFIG)  # noqa: PTH110
+    return os.path.exists(DEFAULT_CONFIG)
 
 
 def _is_file(name: str) -> bool:
-    return os.path.isfile(name)  # noqa: PTH113
+    return os.path.isfile(name)
 
 
 class Configuration(msgspec.Struct, frozen=True):

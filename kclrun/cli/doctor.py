@@ -376,10 +376,11 @@ def doctor(
     as_json: bool,
     yes: bool,
 ) -> int:
-    """Find what is wrong with the lease table, and repair what can be repaired safely.
+    """Find what is wrong with the lease table, and repair what no manager heals by itself.
 
     It takes one failover (40 s if a lease is being asked for): a single look proves nothing.
-    Exit code 0: healthy; 1: there are findings, which --yes repairs or which only you can decide.
+    Exit code 0: healthy; 1: there are findings, which --yes repairs, a manager heals by itself or
+    only you can decide.
     A repair that repeats records, gives some up or deletes rows is made only with --accept KIND.
 
     \b
@@ -391,7 +392,7 @@ def doctor(
         raise click.UsageError("--accept goes with --yes: without it nothing is changed.")
     if backup is not None and not yes:
         raise click.UsageError("--backup goes with --yes: without it nothing is changed.")
-    if backup is not None and os.path.exists(backup):  # noqa: PTH110 - raises nothing
+    if backup is not None and os.path.exists(backup):  # raises nothing
         raise click.UsageError(f"--backup {backup} is there already; it is not overwritten.")
     aws, others = fleet_aws(config), OneByOne("doctor")
     examined = examine(aws, others)

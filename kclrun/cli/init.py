@@ -73,7 +73,7 @@ def _sample(name: str) -> str:
 class _InitCommand(click.Command):
     """Its help lists the templates."""
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Templates"):
             formatter.write_dl(list(templates().items()))
 
@@ -97,7 +97,7 @@ def init(folder: Path, template: str) -> int:
     """
     files = starter_files(template)
     # Path.exists raises where this user may not look.
-    existing = [name for name in files if os.path.exists(folder / name)]  # noqa: PTH110
+    existing = [name for name in files if os.path.exists(folder / name)]
     if existing:
         raise SettingsError(
             f"{folder} already has {', '.join(existing)}\n"

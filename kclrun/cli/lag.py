@@ -44,7 +44,7 @@ from kclrun.operating.summaries import (
     lease_summary,
     on_one_line,
     soonest,
-    waiting_for,
+    unended_parents,
     worst,
 )
 from kclrun.ports import ShardReader, next_page
@@ -393,7 +393,7 @@ def _of_lease(
     start_at: WallTime | None,
 ) -> LagSummary:
     line = lease_summary(lease, WallTime(time.time()))
-    parents = [display_name(parent) for parent in waiting_for(lease, leases)]
+    parents = [display_name(parent) for parent in unended_parents(lease, leases)]
     waits = f"waits for {' and '.join(parents)}" if parents else ""
     return lag_summary(
         shard=line.shard,

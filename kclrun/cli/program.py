@@ -98,10 +98,10 @@ def _unnumbered() -> Iterator[None]:
 class _Verbs(click.Group):
     """The verbs, each imported when it is used."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+    def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
         module = importlib.import_module(module_of(cmd_name))
@@ -127,7 +127,7 @@ class _Verbs(click.Group):
             ctx.fail(f"No such verb '{args[0]}'.{meant}")
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, lines in _HEADINGS.items():
             with formatter.section(heading):
                 formatter.write_dl(list(lines.items()))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -111,18 +110,11 @@ _LONGEST_S: Final = 86_400.0
     help="As `leases.max`: how many shards one worker takes at most.",
 )
 @click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    metavar="FILE",
-    help="Draw how it went, into FILE.png or FILE.svg. Needs: pip install 'kclrun[plot]'.",
-)
-@click.option(
     "--json", "as_json", is_flag=True, help="One JSON object, with how it went over time."
 )
 def simulate(
     *,
     as_json: bool,
-    plot: Path | None,
     lose_group: str | None,
     group_sizes: str | None,
     groups: int | None,
@@ -145,7 +137,7 @@ def simulate(
     \b
     kclrun simulate --workers 40 --shards 600 --groups 3 --lose-group a
     kclrun simulate --workers 12 --shards 96 --deploy rolling --reshard double --json
-    kclrun simulate --group-sizes 8,4,4 --shards 75 --plot groups.png
+    kclrun simulate --group-sizes 8,4,4 --shards 75 --lose-group a
     kclrun simulate --workers 8 --shards 64 --skew 1 --record-bytes 50000 --for 30m
     """
     from kclrun.simulation.what_if import WhatIf, run_what_if
@@ -153,7 +145,6 @@ def simulate(
 
     sizes = _group_sizes(group_sizes, groups, workers)
     _refuse_impossible(lose_group, sizes)
-    _refuse_unplottable(plot)
     asked = msgspec.convert(
         {
             **others,
@@ -172,8 +163,6 @@ def simulate(
         WhatIf,
     )
     figures = run_what_if(asked, _replay(asked))
-    if plot is not None:
-        _plot(figures, asked, plot)
     print_report(figures, _print, as_json=as_json, in_json=partial(_print_in_json, asked))
     return exit_codes.DRAINED
 
@@ -216,56 +205,30 @@ def _refuse_impossible(lost: str | None, sizes: tuple[int, ...]) -> None:
         raise click.UsageError("--lose-group needs a second group: no worker would be left")
 
 
-def _refuse_unplottable(plot: Path | None) -> None:
-    """Refuse it before the run, which may take minutes."""
-    if plot is None:
-        return
-    from kclrun.simulation.picture import SUFFIXES, require_matplotlib
-
-    if plot.suffix not in SUFFIXES:
-        raise click.UsageError(f"--plot {plot}: the name must end with {' or '.join(SUFFIXES)}")
-    if not plot.parent.is_dir():
-        raise click.UsageError(f"--plot {plot}: the folder {plot.parent} does not exist")
-    require_matplotlib()
-
-
-def _plot(figures: Figures, asked: WhatIf, plot: Path) -> None:
-    from kclrun.simulation.picture import draw_picture
-
-    try:
-        draw_picture(figures, _replay(asked, is_brief=True), plot)
-    except OSError as error:
-        raise click.UsageError(f"--plot {plot}: {error.strerror or error}") from error
-
-
-def _replay(asked: WhatIf, *, is_brief: bool = False) -> str:
-    """The command line that repeats the run. `is_brief`: without default values."""
+def _replay(asked: WhatIf) -> str:
+    """The command line that repeats the run."""
     settings, sizes, workers = asked.settings, asked.group_sizes, asked.workers
     is_even = sizes == _group_sizes(None, len(sizes), workers)
-    options: dict[str, tuple[object, object]] = {
-        "seed": (asked.seed, 1),
-        "workers": (workers if is_even else None, None),
-        "groups": (len(sizes) if is_even else None, 1),
-        "group-sizes": (None if is_even else ",".join(map(str, sizes)), None),
-        "shards": (asked.shards, None),
-        "for": (Duration(asked.minutes * 60).text, "10m"),
-        "records-per-second": (f"{asked.records_per_s:g}", f"{10.0 * asked.shards:g}"),
-        "record-bytes": (asked.record_bytes, 200),
-        "skew": (f"{asked.skew:g}", "0"),
-        "balance": (settings.balance, "load"),
-        "failover": (f"{settings.failover_s:g}s", "10s"),
-        "idle": (f"{settings.poll_s:g}s", "5s"),
-        "leases-max": (settings.leases_max, 64),
-        "lose-group": (asked.lose_group, None),
-        "deploy": (asked.deploy, None),
-        "reshard": (asked.reshard, None),
+    options: dict[str, object] = {
+        "seed": asked.seed,
+        "workers": workers if is_even else None,
+        "groups": len(sizes) if is_even else None,
+        "group-sizes": None if is_even else ",".join(map(str, sizes)),
+        "shards": asked.shards,
+        "for": Duration(asked.minutes * 60).text,
+        "records-per-second": f"{asked.records_per_s:g}",
+        "record-bytes": asked.record_bytes,
+        "skew": f"{asked.skew:g}",
+        "balance": settings.balance,
+        "failover": f"{settings.failover_s:g}s",
+        "idle": f"{settings.poll_s:g}s",
+        "leases-max": settings.leases_max,
+        "lose-group": asked.lose_group,
+        "deploy": asked.deploy,
+        "reshard": asked.reshard,
     }
-    said = [
-        f"--{name} {value}"
-        for name, (value, default) in options.items()
-        if value is not None and not (is_brief and value == default)
-    ]
-    return " ".join(["kclrun simulate", *said])
+    words = [f"--{name} {value}" for name, value in options.items() if value is not None]
+    return " ".join(["kclrun simulate", *words])
 
 
 def _print_in_json(asked: WhatIf, figures: Figures) -> None:

@@ -82,7 +82,7 @@ def try_import(
     arguments = [f"{setting}={reference}" for setting, reference in named.items()]
     options_fd = _written(msgspec.msgpack.encode(dict(options)))
     try:
-        process = subprocess.Popen(  # noqa: S603 - our own module; references are checked by pattern
+        process = subprocess.Popen(
             [*command, str(child_fd), *arguments, "--", *map(str, paths)],
             env=environment,
             stdin=options_fd,
@@ -225,7 +225,7 @@ def _main(arguments: Sequence[str]) -> int:
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), sys.stdin.fileno())
     # No process that user code starts has it: a program (exec), a fork.
-    os.set_inheritable(answer_fd, False)  # noqa: FBT003 - its only argument
+    os.set_inheritable(answer_fd, False)
     os.register_at_fork(after_in_child=lambda: os.close(answer_fd))
     # Whatever it starts stays below this process, where it is found at the end.
     adopt_orphans()

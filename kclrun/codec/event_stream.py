@@ -34,7 +34,7 @@ class MalformedEventStream(ValueError):
     """The bytes are cut, too large, or do not have the checksum that they should."""
 
 
-class Message(msgspec.Struct, frozen=True, gc=False):
+class EventMessage(msgspec.Struct, frozen=True, gc=False):
     """One frame: its headers that are text, and its payload."""
 
     headers: dict[str, str]
@@ -68,7 +68,7 @@ class MessageDecoder:
         self._buffer = bytearray()
         self._wanted = _PRELUDE_BYTES
 
-    def feed(self, data: bytes) -> list[Message]:
+    def feed(self, data: bytes) -> list[EventMessage]:
         """The messages that `data` completes. Raises: MalformedEventStream; no call after that."""
         self._buffer += data
         found = []
@@ -102,14 +102,14 @@ class MessageDecoder:
         return size, headers_size
 
 
-def _message(frame: memoryview, headers_size: int) -> Message:
+def _message(frame: memoryview, headers_size: int) -> EventMessage:
     """The message of a frame. An event has up to 14 MiB, so its payload is copied only once."""
     (checksum,) = _CRC.unpack_from(frame, len(frame) - _CRC.size)
     with frame[: -_CRC.size] as content:
         if crc32(content) != checksum:
             raise MalformedEventStream("the checksum of a message is wrong")
         end = _PRELUDE_BYTES + headers_size
-        return Message(_headers(bytes(content[_PRELUDE_BYTES:end])), bytes(content[end:]))
+        return EventMessage(_headers(bytes(content[_PRELUDE_BYTES:end])), bytes(content[end:]))
 
 
 def _headers(data: bytes) -> dict[str, str]:

@@ -435,7 +435,7 @@ def _of_columns(record: Record, keys: list[str], columns: Any) -> list[Record]:
             itertools.repeat(record.encryption_type),
             itertools.count(),
             itertools.repeat(None),  # `explicit_hash_key`
-            itertools.repeat(True),  # noqa: FBT003 - `aggregated`
+            itertools.repeat(True),
         )
     )
 

@@ -92,7 +92,7 @@ class RecordLimit:
         return self._bytes_max
 
     def checked_size_bytes(self, entry: PutEntry) -> int:
-        """As `checked_size_bytes`, for this stream."""
+        """The size of the record, if this stream takes it. Raises: LimitExceeded."""
         size_bytes = checked_size_bytes(entry, RECORD_BYTES_LARGEST)
         if size_bytes <= self._bytes_max:
             return size_bytes

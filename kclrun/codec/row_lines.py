@@ -20,7 +20,7 @@ _NAME_SHOWN_MAX: Final = 64
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def encode_row(row: Mapping[str, Any]) -> bytes:
+def encode_row_line(row: Mapping[str, Any]) -> bytes:
     """One row as a JSON line: dates in ISO 8601, Decimal as text, bytes as base64.
 
     A row that cannot be a line is refused before any byte of it is buffered.

@@ -18,20 +18,20 @@ _STARTS: Final = frozenset({"TRIM_HORIZON", "LATEST"})
 _OTHER_FORMATS: Final = frozenset({"text", "msgpack", "glue"})
 
 
-def is_of_changes(settings: Settings) -> bool:
+def reads_changes(settings: Settings) -> bool:
     """Whether the application reads the stream of a DynamoDB table."""
     return any(is_change_stream(source.name) for source in settings.sources)
 
 
 def refuse_changes(settings: Settings, verb: str, why: str) -> None:
     """Raises: SettingsError, if the application reads the stream of a DynamoDB table."""
-    if is_of_changes(settings):
+    if reads_changes(settings):
         raise SettingsError(f"{verb} is for streams of Kinesis: {why}")
 
 
 def change_rules(settings: Settings) -> Iterator[Problem]:
     """The problems of settings that a DynamoDB stream cannot have."""
-    if not is_of_changes(settings):
+    if not reads_changes(settings):
         return
     if settings.streams:
         yield Problem(

@@ -110,7 +110,7 @@ def _struct(
             if one is not _WRONG:
                 settled[name] = one
         elif name in required:
-            problems.append(Problem((*path, name), f"is missing; {describe(annotation)}"))
+            problems.append(Problem((*path, name), f"is missing; {accepted_values(annotation)}"))
     return struct(**settled) if required <= settled.keys() else _WRONG
 
 
@@ -175,7 +175,7 @@ def _leaf(
     quotes = (
         "; put it in quotes" if isinstance(value, bool | int | float) and str in choices else ""
     )
-    wanted = describe(annotation)
+    wanted = accepted_values(annotation)
     meant = _nearest_word(choices, value) or _instead(annotation, choices, value)
     problems.append(Problem(path, f"expected {wanted}, got {_shown(value)}{quotes}{meant}"))
     return _WRONG
@@ -250,7 +250,7 @@ def _instead(annotation: Any, choices: Sequence[Any], value: Any) -> str:
     return f"; {words[0]}" if words else ""
 
 
-def describe(annotation: Any) -> str:
+def accepted_values(annotation: Any) -> str:
     """The accepted values of a setting, in words: `a whole number from 1 to 1024`."""
     choices = members(annotation)
     metas = [meta for one in (annotation, *choices) for meta in _metas(one)]

@@ -1,6 +1,6 @@
 """The types of names and addresses in the settings, and the documentation of a setting.
 
-Each has a pattern, and the words for it in messages (`convert.describe`).
+Each has a pattern, and the words for it in messages (`convert.accepted_values`).
 """
 
 from __future__ import annotations

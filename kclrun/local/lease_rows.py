@@ -142,7 +142,7 @@ class LeaseRows:
 
     # The port
 
-    def scan(self, *, consistent: bool = True) -> Iterator[ScanPage]:  # noqa: ARG002 - the port
+    def scan(self, *, consistent: bool = True) -> Iterator[ScanPage]:
         """All rows in the order of their keys, page by page, always up to date."""
         page, last_key = self.page_after(None)
         yield page

@@ -81,7 +81,7 @@ class ServiceProcess:
         self.module = module
         self.address, self.port = listener.getsockname()[:2]
         self.url = _url(self.address, self.port)
-        self.process = subprocess.Popen(  # noqa: S603 - our own module, no user input.
+        self.process = subprocess.Popen(
             # -P: a file of the current folder (a user's secrets.py) must not shadow a module.
             [sys.executable, "-P", "-m", module, str(listener.fileno())],
             env=os.environ | {"PYTHONPATH": _python_path()},

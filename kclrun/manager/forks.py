@@ -245,7 +245,7 @@ class Launcher:
         try:
             # In a session of its own: Ctrl-C is for the manager. -P: nothing is imported from the
             # working folder.
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            self._process = subprocess.Popen(
                 [
                     sys.executable,
                     "-P",

@@ -121,7 +121,7 @@ def close_descriptors_except(kept: Iterable[int]) -> None:
     """Close all but stdin, stdout, stderr and `kept`. A sibling's channel kept open here would hide
     the manager's exit from that sibling."""
     keep = {0, 1, 2, *kept}
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names, not paths
+    for name in os.listdir("/proc/self/fd"):  # names, not paths
         fd = int(name)
         if fd not in keep:
             # The listing contains its own descriptor, which is closed by now.
@@ -151,7 +151,7 @@ _RETRY_MS: Final = 20
 def main(arguments: Sequence[str]) -> int:
     """Serve the channel on descriptor `arguments[0]` until it ends; always 0."""
     channel = messages.channel_of_launcher(int(arguments[0]))
-    os.set_inheritable(channel.fileno(), False)  # noqa: FBT003 - its only argument
+    os.set_inheritable(channel.fileno(), False)
     entry = _load(arguments[1], arguments[2:])
     name_process("kclrun-launcher")
     # A core dump of the launcher holds no payload. Each lease process drops its rights itself.

@@ -110,7 +110,7 @@ def _members(leader: int, spared: set[int]) -> dict[int, int]:
     """The processes of a session without `spared`: each pid with a pidfd that the caller closes."""
     found: dict[int, int] = {}
     try:
-        names = os.listdir(_PROC)  # noqa: PTH208 - names, not paths
+        names = os.listdir(_PROC)  # names, not paths
     except OSError:
         return found
     for name in names:

@@ -29,7 +29,7 @@ from kclrun.model.lease import LeaseKey, OwnerId
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.logs import EventLog
-from kclrun.observe.sample import LEASES_COMMAND, Report, ShardReport, Totals, how_to_resume
+from kclrun.observe.sample import LEASES_COMMAND, RunReport, ShardReport, Totals, how_to_resume
 from kclrun.ports import Pump
 from kclrun.protocol.reports import ShardEnded
 from kclrun.protocol.status import LeaseStatus
@@ -110,10 +110,10 @@ class ReportWriter:
 
     def report(
         self, *, application: str, stream: str, owner: str, exit_reason: str, seconds: float
-    ) -> Report:
+    ) -> RunReport:
         """The run's report, once every process has exited. Shards that are not named count in the
         totals."""
-        return Report(
+        return RunReport(
             application=application,
             stream=stream,
             owner=owner,

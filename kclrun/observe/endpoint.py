@@ -86,7 +86,11 @@ class Feed:
         """Serve this connection from now on; False, and it stays the caller's, if there are too
         many, or if this host has no thread left."""
         with self._lock:
-            if self._is_closed or len(self._listeners) >= _LISTENERS_MAX or not self._has_thread():
+            if (
+                self._is_closed
+                or len(self._listeners) >= _LISTENERS_MAX
+                or not self._start_thread()
+            ):
                 return False
             taken = socket.socket(fileno=connection.detach())
             taken.settimeout(0.0)
@@ -95,7 +99,8 @@ class Feed:
             self._lock.notify()
         return True
 
-    def _has_thread(self) -> bool:
+    def _start_thread(self) -> bool:
+        """Start the thread at the first listener; False if this host has none left."""
         if self._thread is None:
             thread = threading.Thread(target=self._notify_all, name="kclrun-feed", daemon=True)
             try:

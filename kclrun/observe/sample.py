@@ -243,7 +243,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     passed_over: int | UnsetType = UNSET
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole run, per shard and in total, as `--report FILE` writes it on both engines.
 
     The manager fills it from its lease processes, the Spark runner from its batches. None means

@@ -88,7 +88,7 @@ def plan_resume(lease: Lease) -> LeasePlan:
     )
 
 
-class Reach(msgspec.Struct, frozen=True):
+class ChosenLeases(msgspec.Struct, frozen=True):
     """The leases that a pause, or its end, is meant for: those of `keys`, of a stream, or all."""
 
     scope: Scope
@@ -105,7 +105,7 @@ class Reach(msgspec.Struct, frozen=True):
 
 
 def plan_pause(
-    leases: Iterable[Lease], reach: Reach, now: WallTime, for_s: float | None
+    leases: Iterable[Lease], reach: ChosenLeases, now: WallTime, for_s: float | None
 ) -> tuple[LeasePlan, ...]:
     """Pause these leases, in the order of their keys; `for_s` None: until they are resumed. `now`
     is the service's time. A pause that stands is replaced, unless it has the same reach and neither
@@ -145,7 +145,9 @@ def _pausing(lease: Lease) -> str:
     return f"{lease.owner} finishes its batch, checkpoints, keeps it and reads no more"
 
 
-def plan_unpause(leases: Iterable[Lease], reach: Reach, now: WallTime) -> tuple[LeasePlan, ...]:
+def plan_unpause(
+    leases: Iterable[Lease], reach: ChosenLeases, now: WallTime
+) -> tuple[LeasePlan, ...]:
     """End the pauses of these leases. A halt stays: `plan_resume` ends it."""
     plans = []
     for lease in _in_order(leases, reach):
@@ -156,7 +158,9 @@ def plan_unpause(leases: Iterable[Lease], reach: Reach, now: WallTime) -> tuple[
     return tuple(plans)
 
 
-def plan_going_on(leases: Iterable[Lease], reach: Reach, now: WallTime) -> tuple[LeasePlan, ...]:
+def plan_going_on(
+    leases: Iterable[Lease], reach: ChosenLeases, now: WallTime
+) -> tuple[LeasePlan, ...]:
     """End the pauses of these leases, and the halts of shards that are named: a halt has a reason
     of its own, which an operator looks at first."""
     is_named = reach.scope is Scope.SHARD
@@ -189,5 +193,5 @@ def _halted(lease: Lease) -> str:
     return f"; it stays halted: kclrun resume {display_name(lease.key)} ends that"
 
 
-def _in_order(leases: Iterable[Lease], reach: Reach) -> Sequence[Lease]:
+def _in_order(leases: Iterable[Lease], reach: ChosenLeases) -> Sequence[Lease]:
     return sorted(filter(reach.covers, leases), key=lambda lease: lease.key)

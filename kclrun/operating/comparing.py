@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -72,28 +72,33 @@ def differences(
 ) -> Iterator[Difference]:
     """The differences of the rows of one shard, each in the order of its records; `counts` is
     complete once all were taken. Memory is bounded by the rows of one record."""
-    for difference in _merged(shard, _groups(a, 0), _groups(b, 1), counts):
+    for difference in _merged(shard, _by_record(a, 0), _by_record(b, 1), counts):
         counts.take(difference)
         yield difference
 
 
-_Group = tuple[Cursor, int, list[ComparedRow]]
+class _RowsOfRecord(NamedTuple):
+    """The rows of one record on one side: 0 for `a`, 1 for `b`."""
+
+    at: Cursor
+    side: int
+    rows: list[ComparedRow]
 
 
-def _groups(rows: Iterable[ComparedRow], side: int) -> Iterator[_Group]:
+def _by_record(rows: Iterable[ComparedRow], side: int) -> Iterator[_RowsOfRecord]:
     """The rows of each record, in the order of the shard."""
     for at, of_record in itertools.groupby(rows, lambda row: row.at):
-        yield Cursor.parse(at), side, list(of_record)
+        yield _RowsOfRecord(Cursor.parse(at), side, list(of_record))
 
 
 def _merged(
-    shard: str, a: Iterator[_Group], b: Iterator[_Group], counts: Comparison
+    shard: str, a: Iterator[_RowsOfRecord], b: Iterator[_RowsOfRecord], counts: Comparison
 ) -> Iterator[Difference]:
-    merged = heapq.merge(a, b, key=lambda group: group[0])
-    for _, groups in itertools.groupby(merged, lambda group: group[0]):
+    merged = heapq.merge(a, b, key=lambda record: record.at)
+    for _, records in itertools.groupby(merged, lambda record: record.at):
         sides: tuple[dict[tuple[str, int], ComparedRow], ...] = ({}, {})
-        for _, side, lines in groups:
-            sides[side].update(_by_output(lines))
+        for record in records:
+            sides[record.side].update(_by_output(record.rows))
         for key in sorted(sides[0].keys() | sides[1].keys()):
             one, other = sides[0].get(key), sides[1].get(key)
             difference = _difference(shard, one, other)

@@ -27,7 +27,7 @@ def ended_in_stories(entries: Iterable[Entry]) -> frozenset[str]:
     )
 
 
-class Finished:
+class FinishedShards:
     """Answers for the shards of one reading of the table and the streams. `ended` are the shards
     that the stories show as read to their end."""
 

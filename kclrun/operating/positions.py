@@ -26,8 +26,8 @@ from kclrun.model.shard import Shard
 from kclrun.model.stream import display_name
 from kclrun.model.text import sanitize
 from kclrun.model.time import WALL_TIME_MAX, WallTime
-from kclrun.operating.reset import ResetPlan, ResetStart, begun_descendant, plan_of
-from kclrun.operating.summaries import waiting_for
+from kclrun.operating.reset import ResetPlan, ResetStart, begun_descendant, reset_plan
+from kclrun.operating.summaries import unended_parents
 
 # A line of `leases --json` is below 2 KiB; a table of 10,000 shards makes 20 MiB.
 KEPT_BYTES_MAX: Final = 64 * 2**20
@@ -139,7 +139,7 @@ def plan_positions(
         for row in sorted(rows, key=lambda row: row.key)
         if row.key not in put and not (row.is_ended and row.key in kept and row.key not in later)
     ]
-    return plan_of(rows, leases, others, start)
+    return reset_plan(rows, leases, others, start)
 
 
 def plan_kept_shards(
@@ -166,7 +166,7 @@ def plan_kept_shards(
                 " from it"
             )
         _refuse_position(key, entry, listing)
-        waiting = waiting_for(known[key], known)
+        waiting = unended_parents(known[key], known)
         if entry.has_begun and waiting:
             raise TableRefused(
                 f"{display_name(key)} had begun, and its parent {display_name(waiting[0])} has not"
@@ -180,7 +180,7 @@ def plan_kept_shards(
                 " stream: leave --shard out"
             )
         leases.append(_lease(key, entry, listing))
-    return plan_of(rows, leases, (), start)
+    return reset_plan(rows, leases, (), start)
 
 
 def _is_to_end(key: LeaseKey, row: Lease | None, listing: Listing) -> bool:

@@ -95,7 +95,7 @@ def refuse_keys(keys: Sequence[str]) -> None:
         )
 
 
-def table_of(settings: Settings, asked: ReplayOptions) -> str:
+def replay_table(settings: Settings, asked: ReplayOptions) -> str:
     """The lease table of a replay, never that of the fleet. Raises: SettingsError."""
     table = replay_tables(settings.application) + asked.name
     if len(table) > TABLE_NAME_CHARACTERS_MAX:
@@ -123,7 +123,7 @@ def settings_of_replay(settings: Settings, asked: ReplayOptions, folder: str) ->
             "engine: spark has no leases to replay with: read the range as a batch"
             " (startingPosition, endingPosition), or set engine: fleet"
         )
-    table = table_of(settings, asked)
+    table = replay_table(settings, asked)
     is_compared = asked.processor is not None
     state = settings.state
     letters = DeadLetterSettings(path=join(folder, "dead-letters"))

@@ -96,7 +96,7 @@ def plan_reset(
         raise TableRefused(f"the shards are changing: {problem}\nRepeat this in a minute")
     targets = {lease.key for lease in first.leases}
     others = sorted((row for row in rows if row.key not in targets), key=lambda row: row.key)
-    return plan_of(rows, _at_start(first.leases, start), others, start)
+    return reset_plan(rows, _at_start(first.leases, start), others, start)
 
 
 def plan_shards(
@@ -123,7 +123,7 @@ def plan_shards(
             )
         row = known[key]
         leases.append(child_lease(key, row.parents, listing.graph[key].hash_range))
-    return plan_of(rows, _at_start(leases, start), (), start)
+    return reset_plan(rows, _at_start(leases, start), (), start)
 
 
 def begun_descendant(
@@ -156,7 +156,7 @@ def _at_start(leases: Iterable[Lease], start: ResetStart) -> tuple[Lease, ...]:
     )
 
 
-def plan_of(
+def reset_plan(
     rows: Sequence[Lease],
     leases: Sequence[Lease],
     others: Sequence[Lease],

@@ -141,7 +141,7 @@ def on_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def waiting_for(lease: Lease, leases: Mapping[str, Lease]) -> tuple[str, ...]:
+def unended_parents(lease: Lease, leases: Mapping[str, Lease]) -> tuple[str, ...]:
     """The parents that must end before this lease may be read."""
     return tuple(
         parent

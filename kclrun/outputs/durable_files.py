@@ -65,7 +65,7 @@ def check_folder(folder: Path) -> str:
     written to."""
     # Path.exists raises where this user may not look.
     above = (folder, *folder.absolute().parents)
-    there = next(path for path in above if os.path.exists(path))  # noqa: PTH110
+    there = next(path for path in above if os.path.exists(path))
     if not there.is_dir():
         raise SettingsError(f"cannot use the folder {folder}: {there} is a file")
     if not os.access(there, os.W_OK | os.X_OK):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Self
 
-from kclrun.codec.row_lines import encode_row
+from kclrun.codec.row_lines import encode_row_line
 from kclrun.errors import InvariantViolation, SinkError
 from kclrun.model.output import EMITTED_OUTSIDE, Cursor
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -91,10 +91,10 @@ class EmittedRows:
     def emit(self, row: Row) -> None:
         """Add one row. It is durable once `make_durable` covered it.
 
-        Raises: TypeError, LimitExceeded as `encode_row`; SinkError outside a batch, or if the
+        Raises: TypeError, LimitExceeded as `encode_row_line`; SinkError outside a batch, or if the
         disk is full: the batch can then be taken back and tried again.
         """
-        self._add(encode_row(row))
+        self._add(encode_row_line(row))
 
     def emit_to(self, _name: str) -> Callable[[Row], None]:
         """The function that adds one row: all rows go to this file."""
@@ -102,7 +102,7 @@ class EmittedRows:
 
     def prepare(self, row: Row, to: str) -> KeptRow:
         """A row that its record keeps until it is done. Raises: TypeError, LimitExceeded."""
-        line = encode_row(row)
+        line = encode_row_line(row)
         return KeptRow(to, line, len(line))
 
     def place(self, row: KeptRow) -> None:
@@ -283,7 +283,7 @@ class CursorRows(EmittedRows):
         self._waiting, self._ordinal = [], 0
 
     def emit_to(self, name: str) -> Callable[[Row], None]:
-        return lambda row: self.keep(name, encode_row(row))
+        return lambda row: self.keep(name, encode_row_line(row))
 
     def place(self, row: KeptRow) -> None:
         self.keep(row.to, row.encoded)
@@ -311,7 +311,7 @@ class CursorRows(EmittedRows):
         at = str(Cursor(position))
         with self._lock:
             for to, line in self._waiting:
-                head = encode_row({"at": at, "ordinal": self._ordinal, "to": to})
+                head = encode_row_line({"at": at, "ordinal": self._ordinal, "to": to})
                 self._buffer += head.rstrip()[:-1] + b',"row":' + line.rstrip() + b"}\n"
                 self._ordinal += 1
             self._waiting.clear()

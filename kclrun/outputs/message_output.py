@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from kclrun import errors
-from kclrun.codec.row_lines import encode_row
+from kclrun.codec.row_lines import encode_row_line
 from kclrun.model.output import Cursor, Message, MessageLimits, OutputDestination, RowsOf
 from kclrun.model.retries import PASSING_OF_WRITES
 from kclrun.model.time import backoff_s
@@ -54,7 +54,7 @@ class RowEncoder:
 
         Raises: TypeError, LimitExceeded; they name the column and never a value.
         """
-        line = encode_row(row)
+        line = encode_row_line(row)
         return line, None if self._column is None else _key_text(row, self._column)
 
 

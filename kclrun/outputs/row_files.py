@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from kclrun.codec.row_lines import changed_in_json, encode_row
+from kclrun.codec.row_lines import changed_in_json, encode_row_line
 from kclrun.errors import SettingsError
 from kclrun.model import row_schema, row_types
 
@@ -95,7 +95,7 @@ class _JsonLines:
     content_type = "application/x-ndjson"
 
     def encode(self, row: Any) -> tuple[bytes, int]:
-        line = encode_row(row)
+        line = encode_row_line(row)
         return line, len(line)
 
     def new_file(self) -> RowFile:
@@ -121,7 +121,7 @@ class _Csv:
                 for cell, value in zip(self._cells, row.values(), strict=True)
             ]
         except ValueError:
-            encode_row(row)  # names the column
+            encode_row_line(row)  # names the column
             raise
         line = self._line(cells).encode()
         return line, len(line)

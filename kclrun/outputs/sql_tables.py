@@ -124,7 +124,7 @@ def patience_of(dialect: str, patience_s: float) -> Sequence[sa.Executable]:
     if dialect == "postgresql":
         limits = ("lock_timeout", "idle_in_transaction_session_timeout")
         words = f"{patience_s:.0f}s"
-        return [sa.select(*(sa.func.set_config(limit, words, True) for limit in limits))]  # noqa: FBT003
+        return [sa.select(*(sa.func.set_config(limit, words, True) for limit in limits))]
     if dialect in {"mysql", "mariadb"}:
         limits = ("innodb_lock_wait_timeout", "wait_timeout")
         variables = [f"{limit} = {patience_s:.0f}" for limit in limits]
@@ -340,7 +340,10 @@ class Shape:
                 values = list(self._check(row).values())
             else:
                 rest = dict(row)
-                others = [self._other(rest, *unchecked) for unchecked in self._unchecked]
+                others = [
+                    self._other(rest, name, is_nullable=is_nullable)
+                    for name, is_nullable in self._unchecked
+                ]
                 values = [*self._check(rest).values(), *others]
         except RowMismatch as mismatch:
             raise TypeError(str(mismatch).replace("output.schema", "the table")) from None
@@ -387,9 +390,9 @@ class Shape:
         connection.execute(self._statement, given)
 
     @staticmethod
-    def _other(row: dict[str, Any], name: str, nullable: bool) -> Any:  # noqa: FBT001
+    def _other(row: dict[str, Any], name: str, *, is_nullable: bool) -> Any:
         value = row.pop(name)
-        if value is None and not nullable:
+        if value is None and not is_nullable:
             raise TypeError(f"column {name} is NOT NULL and has no value")
         return value
 

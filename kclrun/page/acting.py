@@ -22,8 +22,8 @@ from kclrun.model.stream import StreamKey, display_name, stream_name_of, stream_
 from kclrun.model.time import WallTime
 from kclrun.observe.endpoint import Query
 from kclrun.operating.changes import (
+    ChosenLeases,
     LeasePlan,
-    Reach,
     plan_move,
     plan_pause,
     plan_resume,
@@ -78,12 +78,12 @@ class ActionRequest(msgspec.Struct, frozen=True):
     stream: str = ""
 
     @property
-    def reach(self) -> Reach:
+    def reach(self) -> ChosenLeases:
         if self.key:
-            return Reach(Scope.SHARD, frozenset({LeaseKey(self.key)}))
+            return ChosenLeases(Scope.SHARD, frozenset({LeaseKey(self.key)}))
         if self.stream:
-            return Reach(Scope.STREAM, stream=StreamKey(self.stream))
-        return Reach(Scope.ALL)
+            return ChosenLeases(Scope.STREAM, stream=StreamKey(self.stream))
+        return ChosenLeases(Scope.ALL)
 
     @property
     def title(self) -> str:
@@ -171,7 +171,7 @@ def plans_of(
     return tuple(plan_move(lease, target, now) for lease in meant)
 
 
-def text_of(plans: Sequence[LeasePlan]) -> PlanText:
+def plan_text(plans: Sequence[LeasePlan]) -> PlanText:
     """These plans as the page shows them."""
     words = [plan.words for plan in plans[:_PLANS_SHOWN_MAX]] or ["No lease fits this request."]
     if len(plans) > _PLANS_SHOWN_MAX:
@@ -180,10 +180,10 @@ def text_of(plans: Sequence[LeasePlan]) -> PlanText:
     return PlanText(tuple(words), basis_of(plans), is_possible)
 
 
-def plan_of(actions: Actions, request: ActionRequest, snapshot: Snapshot) -> PlanText:
+def action_plan(actions: Actions, request: ActionRequest, snapshot: Snapshot) -> PlanText:
     """The plan of a request, from the rows that were read last."""
     if request.kind is not ActionKind.REDRIVE:
-        return text_of(plans_of(request, tuple(snapshot.leases.values()), snapshot.taken_at))
+        return plan_text(plans_of(request, tuple(snapshot.leases.values()), snapshot.taken_at))
     if actions.letters is None:
         return PlanText((_NOT_HERE,))
     return actions.letters.plan(request.key, request.to)
@@ -354,7 +354,7 @@ def _back(request: ActionRequest) -> Html:
 def act(actions: Actions, request: ActionRequest, fields: Query) -> tuple[int, Html]:
     """Do what the form says, if its token is right and its plan still holds. Returns: the status,
     and the body of the answer."""
-    if not actions.token.is_right(fields.get("token", "")):
+    if not actions.token.check(fields.get("token", "")):
         return 403, element("p", "The token is wrong. Nothing was changed.", class_="box bad")
     if request.kind is ActionKind.REDRIVE:
         return _redrive(actions, request, fields)
@@ -366,7 +366,7 @@ def act(actions: Actions, request: ActionRequest, fields: Query) -> tuple[int, H
         return status, joined(element("p", words, class_="box bad"), _back(request))
     plans = plans_of(request, leases, actions.now())
     if basis_of(plans) != fields.get("basis"):
-        return 409, plan_body(request, text_of(plans), notice=_CHANGED)
+        return 409, plan_body(request, plan_text(plans), notice=_CHANGED)
     outcomes = actions.write([plan for plan in plans if plan.change is not None])
     return 200, joined(
         element("h2", "Done"),

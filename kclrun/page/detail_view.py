@@ -203,7 +203,7 @@ def why_not_asked(lease: Lease) -> str:
 
 
 def _rates(detail: LeaseDetail, lease: Lease) -> Iterator[tuple[str, Child]]:
-    yield "it is", layout.state(detail.state)
+    yield "it is", layout.state_badge(detail.state)
     # The reason of a halt is above.
     if detail.note and not (detail.state == "halted" and lease.halt is not None):
         yield "because", element("span", detail.note, class_="words")

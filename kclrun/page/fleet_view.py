@@ -17,9 +17,9 @@ from kclrun.operating.summaries import (
     with_short_positions,
     worst,
 )
-from kclrun.page.layout import facts, instant, shard_link, shard_links, state, table
+from kclrun.page.layout import facts, instant, shard_link, shard_links, state_badge, table
 from kclrun.page.markup import Child, Html, element, joined, link, short
-from kclrun.page.snapshot import OVER, About, Row, Snapshot, is_idle, rows_of
+from kclrun.page.snapshot import OVER, About, ShardRow, Snapshot, is_idle, rows_of
 
 # Of further halts and findings only the number is shown: many of them have one cause.
 _HALTS_MAX: Final = 20
@@ -58,7 +58,7 @@ def fleet_body(about: About, snapshot: Snapshot) -> Html:
     )
 
 
-def _figures(snapshot: Snapshot, rows: tuple[Row, ...]) -> Html:
+def _figures(snapshot: Snapshot, rows: tuple[ShardRow, ...]) -> Html:
     """What the fleet has, and what is wrong with it: a figure that is 0 says nothing."""
     states: dict[str, int] = {}
     for row in rows:
@@ -92,7 +92,7 @@ def _figures(snapshot: Snapshot, rows: tuple[Row, ...]) -> Html:
     return element("ul", items, class_="figures", aria_label="Figures")
 
 
-def _is_unknown(row: Row) -> bool:
+def _is_unknown(row: ShardRow) -> bool:
     if row.urgency == OVER or row.state == "unreadable":
         return False
     return row.lag is None or row.lag.behind_s is None
@@ -105,7 +105,7 @@ def _figure(
     return element("li", element("b", value), named, class_=tone or None)
 
 
-def _halts(about: About, snapshot: Snapshot, rows: tuple[Row, ...]) -> Html:
+def _halts(about: About, snapshot: Snapshot, rows: tuple[ShardRow, ...]) -> Html:
     halted = [row for row in rows if row.state == "halted"]
     if not halted:
         return joined()
@@ -118,7 +118,7 @@ def _halts(about: About, snapshot: Snapshot, rows: tuple[Row, ...]) -> Html:
     return joined(element("h2", "Halted"), boxes, left if more > 0 else None)
 
 
-def halt_box(about: About, row: Row, halt: Halt, *, named: bool = True) -> Html:
+def halt_box(about: About, row: ShardRow, halt: Halt, *, named: bool = True) -> Html:
     """A halt: its reason in full, what waits, and the one command that repairs it."""
     since = f"alted since {instant(halt.halted_at)}."
     return element(
@@ -133,7 +133,7 @@ def halt_box(about: About, row: Row, halt: Halt, *, named: bool = True) -> Html:
     )
 
 
-def _waiting(row: Row) -> Iterator[str]:
+def _waiting(row: ShardRow) -> Iterator[str]:
     """How long its records wait, and when they are lost, as far as that is known."""
     lag = row.lag
     if lag is None or lag.behind_s is None:
@@ -237,7 +237,9 @@ def _owners(snapshot: Snapshot, lags: Mapping[str, LagSummary]) -> Html:
             "tr",
             element("th", short(owner.name), scope="row", class_="id"),
             element("td", _group_of(owner.name)),
-            element("td", state("silent" if owner.name in snapshot.owners.silent else "renewing")),
+            element(
+                "td", state_badge("silent" if owner.name in snapshot.owners.silent else "renewing")
+            ),
             _numbers(owner),
         )
         for owner in held[:_OWNERS_MAX]

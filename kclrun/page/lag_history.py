@@ -28,7 +28,7 @@ def measured_every_s(scanned_every_s: float, shards: int) -> float:
     return max(_SCANS_A_MEASUREMENT * scanned_every_s, _S_A_SHARD * shards)
 
 
-def level_of(behind_s: float | None) -> int:
+def lag_level(behind_s: float | None) -> int:
     """The index in `LEVELS` of a lag."""
     if behind_s is None:
         return _UNKNOWN
@@ -48,7 +48,7 @@ class LagHistory:
         self._count += 1
         blank = bytes(before)
         self._levels = {
-            key: self._levels.get(key, blank)[-before or SAMPLES_MAX :] + bytes([level_of(lag)])
+            key: self._levels.get(key, blank)[-before or SAMPLES_MAX :] + bytes([lag_level(lag)])
             for key, lag in lags.items()
         }
 

@@ -13,7 +13,7 @@ from kclrun.model.time import WallTime
 from kclrun.operating.summaries import duration_text, on_one_line, with_short_positions
 from kclrun.page.lag_history import LEVELS, SAMPLES_MAX, measured_every_s
 from kclrun.page.markup import Child, Html, element, joined, link, short
-from kclrun.page.snapshot import OVER, About, ReadProblem, Row, Snapshot
+from kclrun.page.snapshot import OVER, About, ReadProblem, ShardRow, Snapshot
 
 PAGES: Final = (
     ("/", "Fleet"),
@@ -236,7 +236,7 @@ def facts(pairs: Iterable[tuple[str, Child]]) -> Html:
     )
 
 
-def state(word: str) -> Html:
+def state_badge(word: str) -> Html:
     """A state in a word, and in a colour."""
     return element("span", word, class_=f"state {_TONES.get(word, '')}".rstrip())
 
@@ -279,7 +279,7 @@ def one_line(text: str) -> str:
     return short(with_short_positions(on_one_line(text)), _LINE_MAX)
 
 
-def lag_text(row: Row) -> str:
+def lag_text(row: ShardRow) -> str:
     """How far a row is behind: `4m 10s`, `≥ 4m 10s` where only that is known, `?` if it was not
     measured, `-` where it is over."""
     if row.urgency == OVER:
@@ -288,7 +288,7 @@ def lag_text(row: Row) -> str:
     return f"{least}{duration_text(row.lag.behind_s if row.lag is not None else None)}"
 
 
-def loss_text(row: Row) -> str:
+def loss_text(row: ShardRow) -> str:
     """The time until its records are lost."""
     loss_in_s = row.lag.loss_in_s if row.lag is not None else None
     return "-" if loss_in_s is None else duration_text(loss_in_s)

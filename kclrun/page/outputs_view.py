@@ -18,7 +18,7 @@ from kclrun.model.time import WallTime
 from kclrun.operating.summaries import duration_text, shortened, with_short_positions
 from kclrun.page import layout
 from kclrun.page.markup import Child, Html, element, joined, short
-from kclrun.page.snapshot import About, Row, ShownOutput, Snapshot, rows_of
+from kclrun.page.snapshot import About, ShardRow, ShownOutput, Snapshot, rows_of
 
 _ROWS_MAX: Final = 1_000
 # A checkpoint is at most so far behind where nothing is wrong: `checkpoint.every`, the reading, and
@@ -86,7 +86,7 @@ def verdict_of(
     return OutputVerdict(OK)
 
 
-def _held_up(about: About, snapshot: Snapshot) -> list[Row]:
+def _held_up(about: About, snapshot: Snapshot) -> list[ShardRow]:
     """The shards that are read and whose checkpoint stands too long, the longest first."""
     roll_s = max((place.roll_s for place in about.outputs), default=0.0)
     limit_s = _BEHIND_S + _ROLLS * roll_s
@@ -98,7 +98,7 @@ def _held_up(about: About, snapshot: Snapshot) -> list[Row]:
     return [row for _, row in sorted(late, key=lambda pair: (-(pair[0] or 0.0), pair[1].key))]
 
 
-def _failure(row: Row, snapshot: Snapshot, place: ShownOutput, warned: Warned | None) -> str:
+def _failure(row: ShardRow, snapshot: Snapshot, place: ShownOutput, warned: Warned | None) -> str:
     """What this output says of its failure at this shard; empty if it says nothing, or goes on."""
     lease = snapshot.leases.get(row.key)
     if row.state == "halted" and lease is not None and lease.halt is not None:
@@ -110,7 +110,7 @@ def _failure(row: Row, snapshot: Snapshot, place: ShownOutput, warned: Warned | 
 
 
 def _names_other(
-    row: Row,
+    row: ShardRow,
     snapshot: Snapshot,
     place: ShownOutput,
     about: About,
@@ -121,7 +121,7 @@ def _names_other(
     return any(_failure(row, snapshot, other, warned.get(row.key)) for other in others)
 
 
-def _stands(row: Row, snapshot: Snapshot, warned: Warned | None) -> bool:
+def _stands(row: ShardRow, snapshot: Snapshot, warned: Warned | None) -> bool:
     """Whether the checkpoint has not moved past the records of the warning since."""
     if warned is None or row.state != "owned" or row.lag is None or snapshot.lags_at is None:
         return False
@@ -159,7 +159,7 @@ def _verdict(place: ShownOutput, verdict: OutputVerdict) -> Html:
         element("td", short(place.where), class_="id"),
         element(
             "td",
-            layout.state(verdict.word),
+            layout.state_badge(verdict.word),
             element("p", sanitize(verdict.why), class_="words") if verdict.why else None,
             element("p", held, layout.shard_links(verdict.shards, in_short=True))
             if held is not None

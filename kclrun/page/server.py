@@ -10,7 +10,7 @@ from typing import Final
 
 from kclrun.model.stream import display_name, is_loopback_host
 from kclrun.observe.endpoint import Answer, Feed, HttpEndpoint, Query, Route
-from kclrun.page.acting import PATH, Actions, act, fleet_actions, plan_body, plan_of, request_of
+from kclrun.page.acting import PATH, Actions, act, action_plan, fleet_actions, plan_body, request_of
 from kclrun.page.detail_view import Details, letters_body
 from kclrun.page.fleet_view import fleet_body, settings_body
 from kclrun.page.layout import page
@@ -151,7 +151,7 @@ def routes(
         request, snapshot = request_of(query), look()
         if request is None or actions is None:
             return Answer(b"no such action\n", status=400)
-        body = plan_body(request, plan_of(actions, request, snapshot))
+        body = plan_body(request, action_plan(actions, request, snapshot))
         answer = page(about, snapshot, PATH, {}, title=request.title, body=body, is_still=True)
         return Answer(answer, _HTML)
 

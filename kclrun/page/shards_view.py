@@ -11,14 +11,14 @@ from kclrun.model.lease import ANYBODY, OFFERED, Lease, Owner
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard
 from kclrun.model.stream import display_name
-from kclrun.operating.finished import Finished
+from kclrun.operating.finished import FinishedShards
 from kclrun.operating.summaries import duration_text, host_of, shortened
 from kclrun.page import layout
 from kclrun.page.acting import kclrun_owners, letter_actions, shard_actions
 from kclrun.page.detail_view import Details, detail_body
 from kclrun.page.fleet_view import finding_box, findings_besides_halts, halt_box
 from kclrun.page.markup import Child, Html, as_title, element, joined, link, short
-from kclrun.page.snapshot import About, Row, Snapshot, is_idle, most_urgent_first, rows_of
+from kclrun.page.snapshot import About, ShardRow, Snapshot, is_idle, most_urgent_first, rows_of
 
 # A browser shows 1,000 rows at once without delay; a larger stream has several pages.
 ROWS_MAX: Final = 1_000
@@ -59,7 +59,7 @@ def shards_body(about: About, snapshot: Snapshot, query: Query) -> Html:
     )
 
 
-def _filter(query: Query, snapshot: Snapshot) -> Callable[[Row], bool]:
+def _filter(query: Query, snapshot: Snapshot) -> Callable[[ShardRow], bool]:
     wanted = query.get("state")
     if wanted == "idle":
         return is_idle
@@ -105,7 +105,7 @@ def _number(text: str | None) -> int:
     return int(text)
 
 
-def _lines(row: Row, snapshot: Snapshot) -> Iterator[Html]:
+def _lines(row: ShardRow, snapshot: Snapshot) -> Iterator[Html]:
     """A row; below it its note, where a window of any width shows it."""
     yield _line(row, snapshot)
     if row.note:
@@ -113,11 +113,11 @@ def _lines(row: Row, snapshot: Snapshot) -> Iterator[Html]:
         yield element("tr", element("td", note, colspan=len(_HEADS)), class_="why")
 
 
-def _line(row: Row, snapshot: Snapshot) -> Html:
+def _line(row: ShardRow, snapshot: Snapshot) -> Html:
     return element(
         "tr",
         element("th", layout.shard_link(row.key), scope="row", class_="id"),
-        element("td", layout.state(row.state)),
+        element("td", layout.state_badge(row.state)),
         element("td", layout.lag_text(row), class_="n"),
         element("td", layout.loss_text(row), class_="n"),
         element("td", layout.strip(snapshot.history.get(row.key)) if row.state != "ended" else "-"),
@@ -131,12 +131,12 @@ def _line(row: Row, snapshot: Snapshot) -> Html:
 def lineage_body(snapshot: Snapshot, ended: Collection[str] = frozenset()) -> Html:
     """The tree of splits and merges. `ended` are the shards that the recorded stories show as read
     to their end."""
-    lineage = lineage_of(snapshot.leases, snapshot.shards, ROWS_MAX)
+    lineage = lineage_tree(snapshot.leases, snapshot.shards, ROWS_MAX)
     states = {row.key: row for row in rows_of(snapshot)}
     alone = f"{lineage.alone} shards have neither a parent nor a child here."
     if not lineage.descents:
         return element("p", f"No split and no merge is in the table or the stream. {alone}")
-    judge = Finished(snapshot.leases, snapshot.shards, ended)
+    judge = FinishedShards(snapshot.leases, snapshot.shards, ended)
     words = {
         descent.key: _standing(states.get(descent.key), judge, descent.key)
         for descent in lineage.descents
@@ -163,7 +163,7 @@ _FINISHED: Final = "finished"
 _UNKNOWN: Final = "not known"
 
 
-def _standing(row: Row | None, judge: Finished, key: str) -> str:
+def _standing(row: ShardRow | None, judge: FinishedShards, key: str) -> str:
     """The state of a shard, which may have no row any more."""
     if row is not None:
         return row.state
@@ -188,7 +188,7 @@ def _explained(words: Collection[str]) -> str:
     return finished + unknown
 
 
-def _descent(of: Descent, row: Row | None, standing: str) -> Html:
+def _descent(of: Descent, row: ShardRow | None, standing: str) -> Html:
     depth = min(of.depth, _INDENT_MAX)
     began = {0: "oldest known", 1: "split of "}.get(len(of.parents), "merge of ")
     became = {0: "", 1: "merged or replaced: "}.get(len(of.children), "split: ")
@@ -202,7 +202,7 @@ def _descent(of: Descent, row: Row | None, standing: str) -> Html:
             class_=f"id i{depth}" if depth else "id",
         ),
         element("td", of.depth + 1, class_="n"),
-        element("td", layout.state(standing)),
+        element("td", layout.state_badge(standing)),
         element("td", layout.lag_text(row) if row is not None else "-", class_="n"),
         element(
             "td",
@@ -236,7 +236,7 @@ class Lineage(msgspec.Struct, frozen=True):
     left_out: int
 
 
-def lineage_of(leases: Mapping[str, Lease], shards: Mapping[str, Shard], most: int) -> Lineage:
+def lineage_tree(leases: Mapping[str, Lease], shards: Mapping[str, Shard], most: int) -> Lineage:
     """The tree of all rows and listed shards, at most `most` of them. A row may name shards that
     neither the table nor the listing has: these are left out."""
     keys: set[str] = {*leases, *shards}
@@ -306,7 +306,7 @@ def shard_body(
     )
 
 
-def _halt(about: About, lease: Lease | None, row: Row | None) -> Html | None:
+def _halt(about: About, lease: Lease | None, row: ShardRow | None) -> Html | None:
     if lease is None or lease.halt is None or row is None:
         return None
     return halt_box(about, row, lease.halt, named=False)
@@ -333,11 +333,11 @@ def _actions(about: About, lease: Lease | None, snapshot: Snapshot) -> Html | No
     return joined(shard_actions(lease, kclrun_owners(snapshot)), letters)
 
 
-def _now(row: Row | None) -> Iterator[tuple[str, Child]]:
+def _now(row: ShardRow | None) -> Iterator[tuple[str, Child]]:
     if row is None:
         yield "state", "the stream lists it; it has no row in the lease table"
         return
-    yield "state", layout.state(row.state)
+    yield "state", layout.state_badge(row.state)
     yield "behind", layout.lag_text(row)
     yield "until records are lost", layout.loss_text(row)
     if row.lag is not None and row.lag.oldest_at is not None:

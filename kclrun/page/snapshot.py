@@ -21,7 +21,7 @@ from kclrun.operating.summaries import (
     LeaseSummary,
     lag_summary,
     lease_summary,
-    waiting_for,
+    unended_parents,
 )
 
 # How urgent a row of a list is: an operator is needed; the lease does not move; it works; it ended.
@@ -83,7 +83,7 @@ class Owners(msgspec.Struct, frozen=True):
     expired: frozenset[LeaseKey] = frozenset()
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class ShardRow(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the list of shards: a lease, a shard without one, or a row that is broken. The
     lag is that of `taken_at`; with `is_lag_least` it may be larger."""
 
@@ -126,18 +126,18 @@ def owners_seen(
     return Owners(view.silent, view.expired)
 
 
-def rows_of(snapshot: Snapshot) -> tuple[Row, ...]:
+def rows_of(snapshot: Snapshot) -> tuple[ShardRow, ...]:
     """Every lease, listed shard without one, and broken row, in the order of their keys."""
     rows = [
         _of_lease(lease_summary(lease, snapshot.taken_at), lease, snapshot)
         for lease in snapshot.leases.values()
     ]
     rows += [
-        Row(key=key, state="unreadable", urgency=URGENT, note=why)
+        ShardRow(key=key, state="unreadable", urgency=URGENT, note=why)
         for key, why in snapshot.broken.items()
     ]
     rows += [
-        Row(
+        ShardRow(
             key=lag.shard,
             state=lag.state,
             urgency=WORKING if _waits(lag.shard, snapshot) else IDLE,
@@ -150,9 +150,9 @@ def rows_of(snapshot: Snapshot) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: row.key))
 
 
-def _of_lease(line: LeaseSummary, lease: Lease, snapshot: Snapshot) -> Row:
+def _of_lease(line: LeaseSummary, lease: Lease, snapshot: Snapshot) -> ShardRow:
     lag, is_lag_least = _lag_now(line, lease, snapshot)
-    waits = waiting_for(lease, snapshot.leases)
+    waits = unended_parents(lease, snapshot.leases)
     is_expired = lease.key in snapshot.owners.expired
     if line.state == "ended":
         urgency = OVER
@@ -172,7 +172,7 @@ def _of_lease(line: LeaseSummary, lease: Lease, snapshot: Snapshot) -> Row:
         "hopping: passed on again and again without a checkpoint" if line.is_hopping else "",
         "" if lag is None or lag.behind_s is not None else lag.note,
     ]
-    return Row(
+    return ShardRow(
         key=line.shard,
         state=line.state,
         owner="" if line.state == "offered" else line.owner,
@@ -233,12 +233,12 @@ def _waits(key: str, snapshot: Snapshot) -> bool:
     return any(parent is not None and not parent.is_ended for parent in parents)
 
 
-def is_idle(row: Row) -> bool:
+def is_idle(row: ShardRow) -> bool:
     """Whether the shard has no owner although it could be read now."""
     return row.urgency == IDLE and row.state in {"unowned", "offered", "no lease"}
 
 
-def most_urgent_first(row: Row) -> tuple[int, float, str]:
+def most_urgent_first(row: ShardRow) -> tuple[int, float, str]:
     """The order of rows by urgency, then by their lag."""
     behind_s = row.lag.behind_s if row.lag is not None else None
     return row.urgency, -(behind_s or 0.0), row.key

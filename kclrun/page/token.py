@@ -40,9 +40,9 @@ class Token:
         self._pause_s = _PAUSE_FIRST_S
         self._wrong = 0
 
-    def is_right(self, token: str) -> bool:
-        """Whether this is the token. Digests are compared: they have one length, so the time of the
-        comparison says nothing about the token."""
+    def check(self, token: str) -> bool:
+        """Compare after the wait that earlier wrong tokens cost; True if this is the token. Digests
+        have one length, so the time of their comparison says nothing about the token."""
         with self._lock:
             left_s = self._not_before_instant - self._clock()
             if left_s > 0:

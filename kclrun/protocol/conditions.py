@@ -449,7 +449,6 @@ WRITES: Final[Mapping[type[Any], Write]] = {
             _COUNTED,
             Set("hash_range", _value(":first :final", "hash_range")),
             Set("parents", _value(":parents", "parents", may_be_absent=True)),
-            _if_pinned(Set("latest_pinned_at", _PINNED_AT)),
         ),
     ),
     writes.HaltLease: Write(

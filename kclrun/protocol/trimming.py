@@ -137,8 +137,9 @@ class ExpiryWatch:
         listed = self._listed_instant
         return listed is None or now - listed >= self._apart_s
 
-    def is_proven(self, shards: Collection[Shard], now: Instant) -> bool:
-        """Take in a complete listing that follows a NotFound: True if the shard was trimmed."""
+    def listing_came(self, shards: Collection[Shard], now: Instant) -> bool:
+        """A complete listing follows a NotFound. Returns: whether it proves that the shard was
+        trimmed."""
         self._listed_instant = now
         absence = absence_of(
             shards,

@@ -301,11 +301,10 @@ class LateCheckpoint(msgspec.Struct, frozen=True):
 
 class Amend(OwnersWrite, frozen=True):
     """The doctor, as a temporary owner, repairs fields that owners never change: parents and range
-    as the service lists them; and, if given, the instant that the row's LATEST stands for."""
+    as the service lists them."""
 
     parents: frozenset[str]
     hash_range: HashRange
-    latest_pinned_at: WallTime | None = None
 
 
 class HaltLease(OwnersWrite, frozen=True):

@@ -70,7 +70,7 @@ class Application:
     def __init__(self, place: _Place) -> None:
         self._place = place
         with place.log.open("wb") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - this Python, our own program
+            self._process = subprocess.Popen(
                 [sys.executable, "-m", "kclrun", *place.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

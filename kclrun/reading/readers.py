@@ -353,7 +353,7 @@ class StreamReaders:
             self._known[pages.shard_id] = found
         elif (known := self._known.get(pages.shard_id)) is not None:
             pages.expiry.learn(known)
-        if pages.expiry.is_proven(tuple(listed.values()), Instant(time.monotonic())):
+        if pages.expiry.listing_came(tuple(listed.values()), Instant(time.monotonic())):
             # The oldest shards may pass the retention between the listing and their first request.
             self._end_shard(pages, listed, is_trimmed=pages.is_begun or pages.was_waiting)
             return None

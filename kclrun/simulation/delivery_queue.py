@@ -376,13 +376,13 @@ class SimulatedDeliveryQueue(StepHost, FetchHost):
     def limit(self, last: ExtendedSequenceNumber | None) -> None:
         pass
 
-    def describe(self, error: BaseException, records: Sequence[Record]) -> Failure:  # noqa: ARG002
+    def describe(self, error: BaseException, records: Sequence[Record]) -> Failure:
         return Failure(error_words(error), position=self._shown)
 
     def raised(self, raised: Raised) -> None:
         self._error = raised.error
 
-    def keep(self, record: Record, failure: Failure, calls: int) -> None:  # noqa: ARG002
+    def keep(self, record: Record, failure: Failure, calls: int) -> None:
         self._observer.gave_up(self._reader, self._number(record.position))
 
     def halt(self, reason: str, calls: int) -> None:

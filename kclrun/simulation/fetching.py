@@ -212,7 +212,7 @@ class SimulatedFetching:
         def listed(shards: tuple[Shard, ...] | None) -> None:
             if shards is None:
                 expiry.listing_failed(self._now())
-            elif expiry.is_proven(shards, self._now()):
+            elif expiry.listing_came(shards, self._now()):
                 self.is_expired = True
                 self._host.shard_expired()
                 return

@@ -70,7 +70,7 @@ class FleetRecord:
 
     def row_written(
         self,
-        sender: str,  # noqa: ARG002 - as above
+        sender: str,
         change: Any,
         before: Lease | None,
         after: Lease | None,
@@ -112,7 +112,7 @@ class FleetRecord:
     def frozen(self, reader: Reader) -> None:
         self.gaps.ends(reader.key, reader, self._now())
 
-    def ended_uncleanly(self, reader: Reader, why: str = "its end without an exit") -> None:  # noqa: ARG002 - for observers that excuse what comes again
+    def ended_uncleanly(self, reader: Reader, why: str = "its end without an exit") -> None:
         self.delivery_stopped(reader)
 
     def ended_in_order(self, reader: Reader) -> None:
@@ -129,7 +129,7 @@ class FleetRecord:
         self.tally.records += records
         self.tally.batches += 1
 
-    def batch_processed(self, reader: Reader, first: int, last: int) -> None:  # noqa: ARG002 - as above
+    def batch_processed(self, reader: Reader, first: int, last: int) -> None:
         self._shard(reader.key).done(last)
 
     def batch_vouched_for(self, reader: Reader, first: int, last: int) -> None:
@@ -200,5 +200,5 @@ class FleetRecord:
             shard = self._shards[key] = self._new_shard(key)
         return shard
 
-    def _new_shard(self, key: str) -> ShardProgress:  # noqa: ARG002 - as above
+    def _new_shard(self, _key: str) -> ShardProgress:
         return ShardProgress()

@@ -46,20 +46,20 @@ class LagListener(StreamingQueryListener):
     def __init__(self, publish: Callable[[SourceLag], None]) -> None:
         self._publish = publish
 
-    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - PySpark's name
+    def onQueryStarted(self, event: Any) -> None:
         """Does nothing: the lag is not known yet."""
 
-    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - PySpark's name
+    def onQueryProgress(self, event: Any) -> None:
         """A trigger has ended: publish the lag."""
         progress = event.progress
         for source in progress.sources:
             for lag in _lags(progress.name or str(progress.id), progress.batchId, source):
                 self._try_to_publish(lag)
 
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - PySpark's name
+    def onQueryIdle(self, event: Any) -> None:
         """Does nothing: Spark passes no progress with this event."""
 
-    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - PySpark's name
+    def onQueryTerminated(self, event: Any) -> None:
         """Does nothing: a query that has ended has no lag."""
 
     def _try_to_publish(self, lag: SourceLag) -> None:

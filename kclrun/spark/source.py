@@ -195,7 +195,7 @@ class KclrunDataSource(DataSource):
             require_stream(connected(stream).admin, stream)
         return SCHEMA
 
-    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - PySpark's name
+    def streamReader(self, schema: StructType) -> StreamReader:
         """The reader of `spark.readStream`. Raises: SettingsError."""
         _refuse_other_columns(schema)
         return StreamReader(read_source_options(self.options, Use.STREAM))
@@ -214,7 +214,7 @@ class KclrunDataSource(DataSource):
 
         return batch_writer(self.options, schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001, N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001
         """The writer of `df.writeStream`. Raises: SettingsError."""
         from kclrun.spark.sink.writers import stream_writer
 
@@ -247,7 +247,7 @@ class BatchReader(DataSourceReader):
 class _FilteredReader(BatchReader):
     """A batch read for which Spark has passed its filters (PySpark 4.1 and later)."""
 
-    def pushFilters(self, filters: list[Any]) -> list[Any]:  # noqa: N802 - PySpark's name
+    def pushFilters(self, filters: list[Any]) -> list[Any]:
         """Note the filters. Returns: all of them, so that Spark judges every row."""
         self._narrowing = narrowing_of(filters)
         return filters
@@ -268,11 +268,11 @@ class StreamReader(DataSourceStreamReader):
         # Executors get the settings, without connections and remembered state.
         return {**self.__dict__, "_planner": None, "_stands_at": None}
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - PySpark's name
+    def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins; the same at every call of this process."""
         return encode_offset(self._planned().initial_offset())
 
-    def getDefaultReadLimit(self) -> Any:  # noqa: N802 - PySpark's name
+    def getDefaultReadLimit(self) -> Any:
         """The limit that Spark passes to `latestOffset` unless the trigger takes all at once."""
         from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 
@@ -281,7 +281,7 @@ class StreamReader(DataSourceStreamReader):
             return ReadMaxRows(rows)
         return ReadMaxBytes(self._settings.bytes_per_trigger_max or _BYTES_A_SHARD)
 
-    def latestOffset(  # noqa: N802 - PySpark's name
+    def latestOffset(
         self, start: dict[str, Any] | None = None, limit: Any = None
     ) -> dict[str, Any]:
         """The end of the next batch; `start` itself without new records, after a second at most.
@@ -295,12 +295,12 @@ class StreamReader(DataSourceStreamReader):
         end = self._planned().latest_offset(begin, takes_all=takes_all)
         return start if end == begin else encode_offset(end)
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - PySpark's name
+    def prepareForTriggerAvailableNow(self) -> None:
         """From here on, only the records that exist now count as new. They are read by polling."""
         self._polls = True
         self._planned().prepare_available_now()
 
-    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - PySpark's name
+    def reportLatestOffset(self) -> dict[str, Any]:
         """Not an offset: lag, rates and throttles of every shard, for the query's progress."""
         return self._planned().report()
 

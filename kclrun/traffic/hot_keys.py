@@ -1,6 +1,6 @@
 """Which partition keys carry a shard, and where a split halves it, measured while it is read. Pure.
 
-A sample of the records goes through a sketch of fixed size. What leaves this module (`ShardHeat`)
+The keys of a sample of the records are counted. What leaves this module (`ShardHeat`)
 names a key by its hash key only: partition keys reach no log, metric or row.
 `hot_shards.py` decides which shards are hot.
 """
@@ -11,7 +11,7 @@ import bisect
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal, TypeVar
 
 import msgspec
@@ -24,75 +24,32 @@ from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import Instant
 from kclrun.protocol.reports import Report
 
-# Only keys of a few percent matter: 128 counters name each key above 0.8 %. A counter takes some
-# 300 bytes and its key (256 characters at most). So a sketch takes 70 kB at most with ASCII keys,
-# and the four sketches of a lease 280 kB; with keys of 36 characters 170 kB.
-COUNTERS_MAX: Final = 128
+# A window has fewer sampled keys (`SAMPLES_A_WINDOW`), unless pages of aggregates are opened in
+# many parts. A key takes some 300 bytes with its text of 36 characters: the four counts of a lease
+# take 300 kB at most.
+KEYS_COUNTED_MAX: Final = 256
 
 # A partition key, and the explicit hash key of a user record ("" for none).
 Key = tuple[str, str]
 
 
-class SpaceSaving:
-    """The heaviest keys of a stream of weighted keys, in a fixed number of counters.
+class KeyCounts:
+    """The weight of each sampled key of a window, and of all samples together.
 
-    After A. Metwally, D. Agrawal, A. El Abbadi, "Efficient Computation of Frequent and Top-k
-    Elements in Data Streams", ICDT 2005 (LNCS 3363), with weights in place of single counts. A key
-    without a counter takes over the smallest one, and its weight as a possible error.
-
-    With a total weight of W and k counters, for each counted key
-
-        weight - error <= true weight <= weight,   error <= W / k
-
-    and each key with a true weight above W / k is counted. The reason: each addition goes to one
-    counter, so the counters add up to W, and the smallest is at most W / k. A taken-over weight is
-    the smallest of its time. A key without a counter never weighed more than the smallest.
-
-    The smallest counter is found by a heap of the weights as they were when last looked at. A
-    weight only grows, so a heap entry is never too large: if the top entry is current, it is the
-    smallest. An addition to a counted key touches the dictionary only.
+    At most so many keys are counted, the first that come; of others only `total` knows. So a heavy
+    key is counted as it is: of the samples before the 257th key it would have to be none.
     """
 
-    def __init__(self, counters_max: int = COUNTERS_MAX) -> None:
+    def __init__(self) -> None:
         self.total = 0
-        self._counters_max = counters_max
-        self._weights: dict[Key, int] = {}
-        self._errors: dict[Key, int] = {}
-        # The ordinal breaks ties: the counter that was taken over first goes first.
-        self._heap: list[tuple[int, int, Key]] = []
-        self._ordinal = 0
+        self.weights: dict[Key, int] = {}
 
     def add(self, key: Key, weight: int) -> None:
         """Add so much weight, 0 or more, to a key."""
         self.total += weight
-        if key in self._weights:
-            self._weights[key] += weight
-            return
-        self._ordinal += 1
-        if len(self._weights) < self._counters_max:
-            self._weights[key] = weight
-            heapq.heappush(self._heap, (weight, self._ordinal, key))
-            return
-        least, former = self._smallest()
-        del self._weights[former]
-        self._errors.pop(former, None)
-        self._weights[key] = least + weight
-        self._errors[key] = least
-        heapq.heapreplace(self._heap, (least + weight, self._ordinal, key))
-
-    def counted(self) -> Iterator[tuple[Key, int, int]]:
-        """Each counted key with its weight and its error."""
-        for key, weight in self._weights.items():
-            yield key, weight, self._errors.get(key, 0)
-
-    def _smallest(self) -> tuple[int, Key]:
-        heap, weights = self._heap, self._weights
-        while True:
-            seen, ordinal, key = heap[0]
-            weight = weights[key]
-            if seen == weight:
-                return weight, key
-            heapq.heapreplace(heap, (weight, ordinal, key))
+        weights = self.weights
+        if key in weights or len(weights) < KEYS_COUNTED_MAX:
+            weights[key] = weights.get(key, 0) + weight
 
 
 # Samples of a page, and of a window (four a second), however fast the shard is read: so the cost
@@ -100,8 +57,6 @@ class SpaceSaving:
 # that reads a full shard five times a second: some 40 µs of 5 ms a second.
 SAMPLES_A_PAGE: Final = 8
 SAMPLES_A_WINDOW: Final = 240
-# Samples are kept before they are sketched: at most about so many.
-_HELD_MAX: Final = 512
 # The golden ratio times 2**32: the multiples of it, modulo 2**32, are evenly distributed.
 _GOLDEN: Final = 2_654_435_769
 _PHASES: Final = 2**32
@@ -119,8 +74,7 @@ class Sampling:
     The error: with n samples of equal size, the measured share of a key with the true share p has
     a standard error of sqrt(p (1 - p) / n), at most 1 / (2 sqrt(n)). Twice that, 1 / sqrt(n), holds
     in 95 % of the cases. Samples of unequal weights w count as n = (sum of w)**2 / (sum of w**2).
-    With 240 samples a window it is 6.5 % after one window, 4.6 % after two. The sketch adds
-    1 / COUNTERS_MAX, 0.8 %.
+    With 240 samples a window it is 6.5 % after one window, 4.6 % after two.
     """
 
     def __init__(self) -> None:
@@ -141,8 +95,8 @@ class _TrafficWindow:
     def __init__(self, began: Instant) -> None:
         self.began = began
         # Keys of records and of user records, weighted by bytes; and the keys of whole aggregates.
-        self.keys = SpaceSaving()
-        self.aggregates = SpaceSaving()
+        self.keys = KeyCounts()
+        self.aggregates = KeyCounts()
         self.squares = 0
         self.records = 0
         self.bytes = 0
@@ -150,19 +104,11 @@ class _TrafficWindow:
         self.throttled = 0
         # Of the records that arrived first and last, by the service's clock; 0 without one.
         self.first_at = self.last_at = 0.0
-        # (partition key, explicit hash key, weight, is an aggregate), not in a sketch yet.
-        self.samples: list[tuple[str, str, int, bool]] = []
 
-    def sketch(self) -> None:
-        """Count the samples that were put aside. Many at once: the first call of a function costs
-        several times the next one, after a page has filled the caches of the CPU."""
-        for key, hash_key, weight, is_aggregate in self.samples:
-            if is_aggregate:
-                self.aggregates.add((key, hash_key), weight)
-            else:
-                self.keys.add((key, hash_key), weight)
-                self.squares += weight * weight
-        self.samples.clear()
+    def count(self, key: Key, weight: int) -> None:
+        """Count a key of a record or of a user record."""
+        self.keys.add(key, weight)
+        self.squares += weight * weight
 
 
 class HotKey(msgspec.Struct, frozen=True, array_like=True):
@@ -294,14 +240,14 @@ class KeyMeter:
         samples = self._sampling.of(records)
         self._sampled_until = Instant(now + len(samples) * self._window_s / SAMPLES_A_WINDOW)
         scale = self._scale * count / len(samples)
-        put_aside = window.samples.append
         for record in samples:
             data, key = record.data, record.partition_key
             weight = int((len(data) + len(key)) * scale)
             window.bytes += weight
-            put_aside((key, "", weight, data[:4] == MAGIC))
-        if len(window.samples) >= _HELD_MAX:
-            window.sketch()
+            if data[:4] == MAGIC:
+                window.aggregates.add((key, ""), weight)
+            else:
+                window.count((key, ""), weight)
 
     def opened(self, records: Sequence[Record]) -> None:
         """User records of the page. Those that are whole records were counted by `took`."""
@@ -313,7 +259,7 @@ class KeyMeter:
             if record.aggregated:
                 key = record.partition_key
                 weight = int((len(record.data) + len(key)) * scale)
-                self._present.samples.append((key, record.explicit_hash_key or "", weight, False))
+                self._present.count((key, record.explicit_hash_key or ""), weight)
 
     def throttled(self, now: Instant) -> None:
         """A request was throttled."""
@@ -335,7 +281,6 @@ class KeyMeter:
         passed_s = now - self._present.began
         if passed_s < self._window_s:
             return
-        self._present.sketch()
         # A process that stood still (a full queue, an outage) has not read the former window.
         is_next = passed_s < 2 * self._window_s
         self._former = self._present if is_next else None
@@ -361,11 +306,9 @@ class KeyMeter:
         self, traffic: ShardHeat, windows: tuple[_TrafficWindow, _TrafficWindow]
     ) -> ShardHeat:
         """The report with the keys, if there are enough samples of them."""
-        for window in windows:
-            window.sketch()
         keys = _KeyWeights.of([window.keys for window in windows])
         squares = sum(window.squares for window in windows)
-        error = math.sqrt(squares) / keys.total + 1 / COUNTERS_MAX if keys.total else 1.0
+        error = math.sqrt(squares) / keys.total if keys.total else 1.0
         if error > ERROR_MAX:
             return traffic
         routing, routed = self._routing(keys, windows)
@@ -424,11 +367,7 @@ _KEYS_PLACED_MAX: Final = 64
 
 
 class _KeyWeights:
-    """The heaviest keys of several sketches, by hash key: the weight that each has at least.
-
-    The bounds add up: over sketches with the totals V and W, a weight is too small by (V + W) / k
-    at most.
-    """
+    """The heaviest keys of several windows, by hash key, with the share of the weight of each."""
 
     def __init__(self, total: int, weights: Mapping[Key, int]) -> None:
         self.total = total
@@ -444,12 +383,12 @@ class _KeyWeights:
                 self.shares[place] = self.shares.get(place, 0.0) + share
 
     @classmethod
-    def of(cls, sketches: Sequence[SpaceSaving]) -> _KeyWeights:
+    def of(cls, windows: Sequence[KeyCounts]) -> _KeyWeights:
         weights: dict[Key, int] = {}
-        for sketch in sketches:
-            for key, weight, error in sketch.counted():
-                weights[key] = weights.get(key, 0) + weight - error
-        return cls(sum(sketch.total for sketch in sketches), weights)
+        for counts in windows:
+            for key, weight in counts.weights.items():
+                weights[key] = weights.get(key, 0) + weight
+        return cls(sum(counts.total for counts in windows), weights)
 
     @property
     def heaviest(self) -> tuple[HotKey, ...]:

@@ -110,7 +110,7 @@ class BatchDelivery(BatchHost):
     def let_go(self, record: Record, failure: Failure, calls: int) -> bool:
         return self._giving_up.let_go(record, failure, calls, self._troubled)
 
-    def halt(self, reason: str, calls: int) -> None:  # noqa: ARG002
+    def halt(self, reason: str, calls: int) -> None:
         self._queue.halt()
         self._post(self._troubled.given_up(reason))
 

@@ -437,7 +437,7 @@ class RecordDelivery(RecordHost):
     def busy(self, since: Instant) -> None:
         self._queue.busy(since)
 
-    def raised(self, number: int, record: Record, raised: Raised) -> None:  # noqa: ARG002
+    def raised(self, number: int, record: Record, raised: Raised) -> None:
         trouble = self._troubles.setdefault(number, Trouble(PROCESS_RECORD))
         trouble.note(raised.failure, is_host_fault=raised.is_host_fault)
         if raised.pause_s is None:
@@ -457,7 +457,7 @@ class RecordDelivery(RecordHost):
     def let_go(self, number: int, record: Record, failure: Failure, calls: int) -> bool:
         return self._giving_up.let_go(record, failure, calls, self._troubles.pop(number))
 
-    def halt(self, number: int, record: Record, failing: Failing, reason: str) -> None:  # noqa: ARG002
+    def halt(self, number: int, record: Record, failing: Failing, reason: str) -> None:
         self._queue.halt()
         self._post(self._troubles[number].given_up(reason))
 

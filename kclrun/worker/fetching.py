@@ -432,7 +432,7 @@ class FetchThread:
         except errors.ServiceError:
             expiry.listing_failed(self._now())
             return False
-        return expiry.is_proven(shards, self._now())
+        return expiry.listing_came(shards, self._now())
 
     def _pause_after(
         self, error: errors.ServiceError | errors.RecordError, asked: Instant

@@ -208,4 +208,4 @@ class SharedProcess:
         """The kernel's numbers of all threads of this process that are not ours."""
         with self._own_threads_lock:
             ours = {thread.native_id for thread in self._own_threads}
-        return {int(name) for name in os.listdir("/proc/self/task")} - ours  # noqa: PTH208 - names
+        return {int(name) for name in os.listdir("/proc/self/task")} - ours  # names

@@ -221,6 +221,85 @@ def test_exports_of_a_module_that_is_not_public_are_found(monkeypatch):
     assert found == ["kclrun/some.py:1: only package faces and public modules have __all__"]
 
 
+def methods_of(sources):
+    """Each method of a class, with its file and its class."""
+    for source in sources:
+        for node in source.nodes:
+            if isinstance(node, ast.ClassDef):
+                for each in node.body:
+                    if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+                        yield source, node, each
+
+
+def arguments_of(method):
+    given = [*method.args.posonlyargs, *method.args.args, *method.args.kwonlyargs]
+    return [each.arg for each in given if each.arg not in {"self", "cls"}]
+
+
+def unused_arguments(method):
+    read = {node.id for node in ast.walk(method) if isinstance(node, ast.Name)}
+    return [name for name in arguments_of(method) if name not in read and not name.startswith("_")]
+
+
+def is_stub(method):
+    """It has no body to use an argument in."""
+    stubs = ast.Pass, ast.Raise
+    return all(
+        isinstance(each, stubs)
+        or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
+        for each in method.body
+    )
+
+
+# Bases that give a class no method to overwrite.
+PLAIN_BASES = {"Enum", "Generic", "IntEnum", "NamedTuple", "Protocol", "StrEnum", "Struct"}
+
+
+def bases_of(owner):
+    return {ast.unparse(each).partition("[")[0].rpartition(".")[2] for each in owner.bases}
+
+
+def arguments_of_no_port(sources):
+    """ruff's ARG002 would find the arguments of ports, too, which not every method needs."""
+    ours, classes = set(PLAIN_BASES), {}
+    for _, owner, method in methods_of(sources):
+        ours.add(owner.name)
+        for argument in arguments_of(method):
+            classes.setdefault((method.name, argument), set()).add(owner)
+    for source, owner, method in methods_of(sources):
+        if is_stub(method) or not bases_of(owner) <= ours:  # what a library's class asks for
+            continue
+        for argument in unused_arguments(method):
+            if len(classes[method.name, argument]) == 1:
+                at = f"{source.name}:{method.lineno}"
+                yield f"{at}: {owner.name}.{method.name} needs no {argument}"
+
+
+def test_an_argument_that_a_method_does_not_use_is_one_of_a_port():
+    assert list(arguments_of_no_port(our_modules())) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("class A:\n    def go(self, at): return 1\n", ["k.py:2: A.go needs no at"]),
+        ("class A:\n    def go(self, at): return at\n", []),
+        ("class A:\n    def go(self, at): ...\n", []),
+        ("class A(click.Group):\n    def go(self, at): return 1\n", []),
+        (
+            "class A(msgspec.Struct):\n    def go(self, at): return 1\n",
+            ["k.py:2: A.go needs no at"],
+        ),
+        (
+            "class A:\n    def go(self, at): return 1\nclass B:\n    def go(self, at): return at\n",
+            [],
+        ),
+    ],
+)
+def test_an_argument_of_no_port_is_found(text, found):
+    assert list(arguments_of_no_port([Source("k.py", text)])) == found
+
+
 def test_every_folder_with_tests_is_run_by_bin_test():
     script = (ROOT / "bin" / "test").read_text()
     folders = {

@@ -156,7 +156,6 @@ ROWS: Final = {
             "Kinesis producer: cost against boto3; a hot shard: healthy ones ≥ 90 % of their rate",
             "bench.sink:sink",
             5,
-            takes=("plot",),
         ),
         Row(
             "outputs",
@@ -262,7 +261,6 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--report", action="store_true", help="write the tables of docs/explanation/how-fast.md"
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the sink's hot shard there")
     parser.add_argument(
         "--awslabs-jar",
         type=Path,
@@ -289,8 +287,6 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
         parser.error("--rows-counted: two numbers above 0, the smaller first")
     if asked.rounds is not None and asked.rounds < 1:
         parser.error("--rounds: at least 1")
-    if asked.plot is not None and not any("plot" in ROWS[name].takes for name in asked.rows):
-        parser.error("--plot: only the row `sink` draws")
     return asked
 
 

@@ -34,12 +34,12 @@ _PACED_SAMPLE_S: Final = 8.0
 def hot_keys(rounds: int) -> list[Figure]:
     """The CPU of measuring the keys of a shard, against the reading of it without.
 
-    The keys of a page all differ, which is the worst case of the sketch (each sample takes over a
-    counter). Two runs differ by more than 1 % by themselves, so the meter's own CPU is timed around
-    its calls, between the fetches of pages, with the caches as cold as they leave them. Its clock
-    goes at the pace of the service (five reads a second), because it samples by time: a faster
-    clock would show less. The target is on its CPU for a second of a full shard (1,000 records and
-    1 MB) against the CPU of a lease process that reads such a shard at that pace without it.
+    The keys of a page all differ, which is the worst case of the counts. Two runs differ by more
+    than 1 % by themselves, so the meter's own CPU is timed around its calls, between the fetches of
+    pages, with the caches as cold as they leave them. Its clock goes at the pace of the service
+    (five reads a second), because it samples by time: a faster clock would show less. The target is
+    on its CPU for a second of a full shard (1,000 records and 1 MB) against the CPU of a lease
+    process that reads such a shard at that pace without it.
 
     Told beside it: its part of fetching and opening alone, and two whole lease processes that read
     without a pause, with it and without.

@@ -39,18 +39,9 @@ COOL_S_MAX: Final = 60.0
 KEYS: Final = 500
 PAYLOAD_BYTES: Final = 200
 _TICK_S: Final = 0.01
-_SAMPLE_S: Final = 0.05
+_LOOK_S: Final = 0.05
 _STREAM: Final = "hot-shard"
 _CREATE: Final = Operation("kinesis", "CreateStream", is_write=True)
-
-
-class Sample(msgspec.Struct, frozen=True):
-    """The hot shard's flow control at one moment, seconds from the beginning."""
-
-    at_s: float
-    batch_records: int
-    pause_s: float
-    waiting_records: int
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -59,10 +50,7 @@ class Outcome(msgspec.Struct, frozen=True):
     sent: int
     alone_rates: tuple[float, ...]
     hot_rates: tuple[float, ...]
-    hot_from_s: float
-    hot_until_s: float
     recovered_after_s: float
-    samples: tuple[Sample, ...]
     metrics: ProducerMetrics
     hot_shard: str
     lost: int
@@ -120,7 +108,7 @@ class _Writing:
         self._healthy = [shard.shard_id for shard in shards[1:]]
         self._keys = _keys(shards)
         self._sent = 0
-        self._samples: list[Sample] = []
+        self._looked_s = 0.0
         self._began = time.monotonic()
         self._began_at = time.time()
 
@@ -142,10 +130,7 @@ class _Writing:
             # The first second fills connections and caches.
             alone_rates=self._rates(read, 1.0, self._alone_until_s),
             hot_rates=self._rates(read, self._hot_from_s, self._hot_until_s),
-            hot_from_s=self._hot_from_s,
-            hot_until_s=self._hot_until_s,
             recovered_after_s=self._recovered_s - self._hot_until_s,
-            samples=tuple(self._samples),
             metrics=self._metrics,
             hot_shard=self._hot,
             lost=self._sent - len(found),
@@ -161,7 +146,7 @@ class _Writing:
             for shard in self._healthy:
                 self._add(shard, int(elapsed_s * HEALTHY_PER_S) - offered[shard], offered)
             self._add(self._hot, int(elapsed_s * hot_per_s) - offered[self._hot], offered)
-            if self._sample() and until_healthy:
+            if until_healthy and self._is_healthy():
                 return
             time.sleep(_TICK_S)
 
@@ -173,15 +158,13 @@ class _Writing:
             self._sent += 1
             offered[shard] += 1
 
-    def _sample(self) -> bool:
-        """Note where the hot shard stands; whether it is healthy, with nothing left behind."""
+    def _is_healthy(self) -> bool:
+        """Whether the hot shard is at full speed again. Looks at most each `_LOOK_S`."""
         now_s = self._now_s()
-        if self._samples and now_s - self._samples[-1].at_s < _SAMPLE_S:
+        if now_s - self._looked_s < _LOOK_S:
             return False
-        metrics = self._producer.metrics()
-        hot = metrics.shards[self._hot]
-        self._samples.append(Sample(now_s, hot.batch_records, hot.pause_s, metrics.waiting_records))
-        return hot.pause_s == 0.0
+        self._looked_s = now_s
+        return self._producer.metrics().shards[self._hot].pause_s == 0.0
 
     def _rates(
         self, read: dict[str, list[Record]], from_s: float, until_s: float

@@ -1,7 +1,6 @@
 """Row `sink`: what the Kinesis producer costs, and what it does when one shard becomes hot."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -27,20 +26,15 @@ _PAYLOAD: Final = b"x" * 200
 # PutRecords takes 500 records at most.
 _BATCH: Final = 500
 _CREATE: Final = Operation("kinesis", "CreateStream", is_write=True)
-_DOTS_PER_INCH: Final = 120
 
 
-def sink(rounds: int, plot: Path | None = None) -> list[Figure]:
+def sink(rounds: int) -> list[Figure]:
     """Rows/s/core without limits against stock boto3, then the hot shard under limits.
 
     Cost is by the CPU of this process, all its threads; the server is another one. The hot shard
     is one run however many rounds: half a minute, 150,000 records, all read back.
     """
-    figures = _cost(rounds)
-    outcome = hot_shard.run()
-    if plot is not None:
-        draw(outcome, plot)
-    return figures + _behaviour(outcome)
+    return _cost(rounds) + _behaviour(hot_shard.run())
 
 
 def _cost(rounds: int) -> list[Figure]:
@@ -124,30 +118,3 @@ def _behaviour(outcome: hot_shard.Outcome) -> list[Figure]:
         one("hot shard: last refusal to full speed", "s", outcome.metrics.recovery_max_s),
         one("hot shard: cooled down to full speed", "s", outcome.recovered_after_s),
     ]
-
-
-def draw(outcome: hot_shard.Outcome, path: Path) -> None:
-    """Batch size, pause and buffer over time; the hot phase is shaded. The suffix is the format."""
-    # No screen is needed: Figure by itself draws with the format's own backend.
-    from matplotlib.figure import Figure as Picture
-
-    picture = Picture(figsize=(10, 7), layout="constrained")
-    batch, pause, waiting = picture.subplots(3, sharex=True)
-    at_s = [sample.at_s for sample in outcome.samples]
-    lines: Sequence[tuple[Any, str, list[float]]] = (
-        (batch, "batch (records)", [sample.batch_records for sample in outcome.samples]),
-        (pause, "pause (s)", [sample.pause_s for sample in outcome.samples]),
-        (waiting, "waiting (records)", [sample.waiting_records for sample in outcome.samples]),
-    )
-    for axes, label, values in lines:
-        axes.axvspan(outcome.hot_from_s, outcome.hot_until_s, color="tab:red", alpha=0.12, lw=0)
-        axes.step(at_s, values, where="post", color="tab:blue", lw=1.2)
-        axes.set_ylabel(label)
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-    batch.set_title(
-        f"One hot shard. Shaded: {hot_shard.HOT_PER_S:,} records/s offered, 1,000 taken;"
-        f"\nthe healthy shards keep {outcome.least_healthy_share:.0%} of their rate"
-    )
-    waiting.set_xlabel("seconds")
-    picture.savefig(path, dpi=_DOTS_PER_INCH)

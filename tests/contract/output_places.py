@@ -18,7 +18,7 @@ from pyarrow import parquet
 from kclrun.aws.control import ControlPlane, RenewedClient
 from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.outputs.s3 import PART_BYTES, ObjectRolls
-from kclrun.codec.row_lines import encode_row
+from kclrun.codec.row_lines import encode_row_line
 from kclrun.errors import SettingsError, SinkError, Superseded
 from kclrun.model.output import OutputDestination, RowsOf
 from kclrun.model.time import WallTime
@@ -192,7 +192,7 @@ class _ReferenceOutput:
         self._sealed = None
 
     def encode(self, row):
-        return dict(row), len(encode_row(row))
+        return dict(row), len(encode_row_line(row))
 
     def begin(self, at):
         self._stored = self._upto = self._store.take_over(self._key, self._token, at)
@@ -204,8 +204,8 @@ class _ReferenceOutput:
 
     @property
     def unsent_bytes(self):
-        return sum(len(encode_row(row)) for row in (self._sealed or [])) + sum(
-            len(encode_row(row)) for row in self._pending
+        return sum(len(encode_row_line(row)) for row in (self._sealed or [])) + sum(
+            len(encode_row_line(row)) for row in self._pending
         )
 
     def commit(self):

@@ -99,11 +99,7 @@ OWNERS_CHANGES: dict[str, LeaseChange] = {
     "renew and drop the ask": Renew(KEY, ME, 4, drops_ask=True),
     "renew with throughput and drop the ask": Renew(KEY, ME, 4, 12.5, drops_ask=True),
     "amend": Amend(KEY, ME, 4, frozenset({CHILD_1}), HashRange(3, 4)),
-    "amend and pin": Amend(KEY, ME, 4, frozenset({CHILD_1}), HashRange(3, 4), WallTime(9.5)),
     "amend a shard without parents": Amend(KEY, ME, 4, frozenset(), HashRange(3, 4)),
-    "amend and pin a shard without parents": Amend(
-        KEY, ME, 4, frozenset(), HashRange(3, 4), WallTime(9.5)
-    ),
     "halt": HaltLease(
         KEY, ME, 4, Halt("poison", WallTime(1_700_000_000.5), WallTime(1_600_000_000.25))
     ),
@@ -271,19 +267,15 @@ def test_a_release_with_a_moved_position_is_a_checkpoint_too(subject):
     )
 
 
-def test_an_amendment_puts_parents_and_range_right_and_pins_latest(subject):
+def test_an_amendment_puts_parents_and_range_right(subject):
     table = subject.with_rows(changed(HELD, parents=frozenset({CHILD_2})))
     right = changed(HELD, parents=frozenset({CHILD_1}), hash_range=HashRange(3, 4))
 
     amended = table.write(Amend(KEY, ME, 4, right.parents, HashRange(3, 4)))
-    pinned = table.write(Amend(KEY, ME, 5, right.parents, HashRange(3, 4), WallTime(9.5)))
-    rooted = table.write(Amend(KEY, ME, 6, frozenset(), HashRange(3, 4)))
+    rooted = table.write(Amend(KEY, ME, 5, frozenset(), HashRange(3, 4)))
 
     assert amended == Applied(changed(right, counter=5))
-    assert pinned == Applied(changed(right, counter=6, latest_pinned_at=WallTime(9.5)))
-    assert rooted == Applied(
-        changed(right, counter=7, latest_pinned_at=WallTime(9.5), parents=frozenset())
-    )
+    assert rooted == Applied(changed(right, counter=6, parents=frozenset()))
     raw = subject.raw(KEY)
     assert raw is not None
     assert "parentShardId" not in raw

@@ -179,11 +179,13 @@ def findings():
     """Every finding of the doctor."""
     rows = []
     for kind in Kind:
-        repaired = "yes" if kind.is_repairable else ""
-        if kind.needs_consent:
-            repaired = f"with `--accept {kind.value}`"
-        rows.append((f"`{kind.value}`", kind.gravity.name.lower(), escaped(kind.means), repaired))
-    return table(("finding", "gravity", "the records", "repaired by `--yes`"), rows)
+        accept = f" --accept {kind.value}" if kind.needs_consent else ""
+        ways = [f"`--yes{accept}`"] if kind.is_repairable else []
+        if kind.healing is not None:
+            ways.append(f"a manager, within {kind.healing.bound}")
+        gravity, healed = kind.gravity.name.lower(), ", or ".join(ways)
+        rows.append((f"`{kind.value}`", gravity, escaped(kind.means), healed))
+    return table(("finding", "gravity", "the records", "repaired by"), rows)
 
 
 def expressions():

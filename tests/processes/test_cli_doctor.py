@@ -13,7 +13,7 @@ import pytest
 from kclrun.cli.startup import open_world
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import TRIM_HORIZON
-from kclrun.protocol.writes import Applied, CreateLease, Offer, Take
+from kclrun.protocol.writes import Applied, CreateLease, Take
 from tests.patience import HUNG_S
 from tests.processes.cli_rig import Program, Site, called
 
@@ -60,31 +60,28 @@ def doctor(site, *arguments):
     return called("doctor", "--config", site.config, *arguments)
 
 
-def test_a_stuck_offer_and_a_hole_are_shown_then_repaired_after_a_backup(site, tmp_path):
-    plant(site, 0, DEAD)
-    offered = Offer(key(0), DEAD, 1, TRIM_HORIZON, TRIM_HORIZON, offered_to="kclrun:az3:h:gone")
-    assert isinstance(site.aws.table.write(offered), Applied)
-    before = item(site, 0)
+def test_wrong_parents_are_shown_then_repaired_after_a_backup(site, tmp_path):
+    plant(site, 0)
+    plant(site, 1, DEAD, parents=frozenset({key(0)}))
+    before = [item(site, number) for number in range(2)]
 
     code, out, reported = doctor(site)
 
     assert code == 1, reported
     assert "Nothing was changed" in out
-    assert f"ERROR  hole {key(1)}" in out
-    assert f"WARNING  stuck-offer {key(0)}" in out
-    assert (item(site, 0), item(site, 1)) == (before, None)
+    assert f"ERROR  parents-wrong {key(1)}" in out
+    assert [item(site, number) for number in range(2)] == before
 
     backup = tmp_path / "rows.jsonl"
     code, out, reported = doctor(site, "--yes", "--backup", backup)
 
     assert code == 0, out + reported
-    assert [msgspec.json.decode(line) for line in backup.read_text().splitlines()] == [before]
+    backed_up = [msgspec.json.decode(line) for line in backup.read_text().splitlines()]
+    assert sorted(backed_up, key=str) == sorted(before, key=str)
     assert backup.stat().st_mode & 0o777 == 0o600
-    assert f"hole {key(1)}: repaired" in out
-    assert f"stuck-offer {key(0)}: repaired" in out
-    freed = site.aws.table.read(key(0))
-    assert (freed.owner, freed.offered_to, freed.counter) == (None, None, 4)
-    assert site.aws.table.read(key(1)).checkpoint == TRIM_HORIZON
+    assert f"parents-wrong {key(1)}: repaired" in out
+    freed = site.aws.table.read(key(1))
+    assert (freed.owner, freed.parents, freed.counter) == (None, frozenset(), 4)
 
 
 def test_a_running_fleet_shows_no_error_before_and_after_a_split(site):
@@ -117,6 +114,8 @@ def await_rows(site, are_right):
 
 def test_nothing_is_written_where_kcl_3_assigns_the_leases(site, tmp_path):
     plant(site, 0)
+    plant(site, 1, parents=frozenset({key(0)}))
+    before = item(site, 1)
     entity = {"entityType": {"S": "CLIENT_VERSION_MIGRATION"}, "cv": {"S": "CLIENT_VERSION_3X"}}
     site.aws.control.dynamodb_writes().put_item(
         TableName=site.aws.settings.table, Item={"leaseKey": {"S": "Migration3.0"}} | entity
@@ -127,5 +126,5 @@ def test_nothing_is_written_where_kcl_3_assigns_the_leases(site, tmp_path):
     assert (code, "belongs to a KCL 3 fleet in its own mode" in reported) == (78, True), (
         out + reported
     )
-    assert item(site, 1) is None
+    assert item(site, 1) == before
     assert not (tmp_path / "rows.jsonl").exists()

@@ -1,4 +1,4 @@
-"""The promises of the sketch and of the split point, whatever keys and weights come."""
+"""The promises of the counts and of the split point, whatever keys and weights come."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
-from kclrun.traffic.hot_keys import Sampling, SpaceSaving, split_point
+from kclrun.traffic.hot_keys import KeyCounts, Sampling, split_point
 from tests.examples import examples
 
 streams = st.lists(
@@ -15,38 +15,16 @@ streams = st.lists(
 )
 
 
-def sketched(stream, counters):
-    sketch, true = SpaceSaving(counters), Counter()
+@examples(300)
+@given(streams)
+def test_every_key_has_the_weight_that_it_came_with(stream):
+    counts, true = KeyCounts(), Counter()
     for key, weight in stream:
-        sketch.add((key, ""), weight)
+        counts.add((key, ""), weight)
         true[key] += weight
-    return {key: (weight, error) for (key, _), weight, error in sketch.counted()}, true, sketch
 
-
-@examples(300)
-@given(streams, st.integers(1, 12))
-def test_a_weight_is_never_too_small_and_too_large_by_its_error_at_most(stream, counters):
-    counted, true, sketch = sketched(stream, counters)
-
-    assert sketch.total == sum(true.values())
-    assert len(counted) == min(counters, len(true))
-    for key, (weight, error) in counted.items():
-        assert weight - error <= true[key] <= weight
-        assert error * counters <= sketch.total
-
-
-@examples(300)
-@given(streams, st.integers(1, 12))
-def test_every_key_above_its_share_is_counted_and_no_other_is_heavier_than_the_smallest(
-    stream, counters
-):
-    counted, true, sketch = sketched(stream, counters)
-
-    heavy = {key for key, weight in true.items() if weight * counters > sketch.total}
-    assert heavy <= set(counted)
-    smallest = min((weight for weight, _ in counted.values()), default=0)
-    assert all(true[key] <= smallest for key in set(true) - set(counted))
-    assert sum(weight for weight, _ in counted.values()) == sketch.total
+    assert {key: weight for (key, _), weight in counts.weights.items()} == true
+    assert counts.total == sum(true.values())
 
 
 @examples(200)

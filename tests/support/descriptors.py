@@ -10,7 +10,7 @@ def open_descriptors():
     """Their numbers. What earlier tests left to the garbage collector is closed first; compare with
     `<=`, because a thread of theirs may still close one."""
     gc.collect()
-    return {int(name) for name in os.listdir("/proc/self/fd")}  # noqa: PTH208 - names, not paths
+    return {int(name) for name in os.listdir("/proc/self/fd")}  # names, not paths
 
 
 def everything_on(terminal):

@@ -44,9 +44,8 @@ CHANGES = (
     ),
     ch.NameChildren(KEY, ME, 4, frozenset({"c"})),
     *(
-        ch.Amend(KEY, ME, 4, parents, HashRange(0, 5), pinned_at)
+        ch.Amend(KEY, ME, 4, parents, HashRange(0, 5))
         for parents in (frozenset({"p"}), frozenset[str]())
-        for pinned_at in (None, WallTime(9.0))
     ),
     ch.HaltLease(KEY, ME, 4, Halt("why", WallTime(1.0))),
     ch.ResumeLease(KEY),

@@ -203,7 +203,7 @@ def _compiled(definition: str) -> bytes:
         (Path(folder) / "schema.proto").write_text(definition, encoding="utf-8")
         out = Path(folder) / "compiled"
         options = [f"-I{folder}", "--include_imports", f"--descriptor_set_out={out}"]
-        done = subprocess.run(  # noqa: S603 - a module of the extra
+        done = subprocess.run(
             [sys.executable, "-P", "-m", "grpc_tools.protoc", *options, "schema.proto"],
             cwd=folder,
             stdin=subprocess.DEVNULL,

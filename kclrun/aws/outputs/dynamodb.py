@@ -278,7 +278,7 @@ class DynamoDbOutput:
         if not 0 < _key_size(column.type, str(given[column.type])) <= most:
             raise TypeError(f"{what} takes 1 to {most:,} bytes")
 
-    def is_tried_with(self, other: Output) -> bool:  # noqa: ARG002 - of the port
+    def is_tried_with(self, other: Output) -> bool:
         """False: items do not depend on each other."""
         return False
 

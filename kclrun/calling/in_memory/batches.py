@@ -71,15 +71,15 @@ class MemoryBatches(BatchHost):
         self._error = raised.error
         self._note_error(raised.failure.error)
 
-    def rest(self, pause_s: float) -> bool:  # noqa: ARG002
+    def rest(self, pause_s: float) -> bool:
         self._rests += 1
         if isinstance(self._error, RetryLater) and self._rests > RESTS_MAX:
             raise self._error
         return True
 
-    def keep(self, record: Record, failure: Failure, calls: int) -> None:  # noqa: ARG002
+    def keep(self, record: Record, failure: Failure, calls: int) -> None:
         self._given_up(record)
 
-    def halt(self, reason: str, calls: int) -> None:  # noqa: ARG002
+    def halt(self, reason: str, calls: int) -> None:
         assert self._error is not None, "only what raised is halted"
         raise self._error if not reason else ProcessorError(reason) from self._error

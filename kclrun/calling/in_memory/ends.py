@@ -15,7 +15,7 @@ class Ends:
         """Whether this error ends the run. A call that raised any other is repeated."""
         return isinstance(error, KeyboardInterrupt)
 
-    def batch_max(self, delivered: int) -> int | None:  # noqa: ARG002
+    def batch_max(self, delivered: int) -> int | None:
         """How many records the next batch has at most, after so many were delivered."""
         return None
 

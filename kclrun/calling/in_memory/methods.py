@@ -29,7 +29,7 @@ class MemoryMethods(MethodHost):
 
     # As `MethodHost`.
 
-    def ends_run(self, where: str, error: BaseException) -> bool:  # noqa: ARG002
+    def ends_run(self, where: str, error: BaseException) -> bool:
         return self._ends.are_reached_by(error)
 
     def durable(self) -> ExtendedSequenceNumber:

@@ -165,18 +165,18 @@ class MemoryRecords(RecordHost):
     def ends_run(self, error: BaseException) -> bool:
         return self._ends.are_reached_by(error)
 
-    def raised(self, number: int, record: Record, raised: Raised) -> None:  # noqa: ARG002
+    def raised(self, number: int, record: Record, raised: Raised) -> None:
         self._note_error(raised.failure.error)
         if raised.waits:
             self._rests += 1
             if self._rests > RESTS_MAX:
                 raise raised.error
 
-    def let_go(self, number: int, record: Record, failure: Failure, calls: int) -> bool:  # noqa: ARG002
+    def let_go(self, number: int, record: Record, failure: Failure, calls: int) -> bool:
         self._given_up(record)
         return True
 
-    def halt(self, number: int, record: Record, failing: Failing, reason: str) -> None:  # noqa: ARG002
+    def halt(self, number: int, record: Record, failing: Failing, reason: str) -> None:
         error = failing.error
         self._halt = error
         if reason and str(error) != reason:

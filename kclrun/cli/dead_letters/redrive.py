@@ -23,7 +23,7 @@ from kclrun.cli.dead_letters.user_process import RedriveJob, Redriven, ServiceAc
 from kclrun.cli.messages import echo
 from kclrun.cli.user_code import output_folder, own_module
 from kclrun.codec.record_sizes import RecordLimit
-from kclrun.codec.row_lines import encode_row
+from kclrun.codec.row_lines import encode_row_line
 from kclrun.config.changes import refuse_changes
 from kclrun.config.outputs import output_places
 from kclrun.config.rules import EMBEDDED
@@ -358,7 +358,7 @@ class _UserProcesses:
     def _answer(self, letters: Sequence[KeptLetter]) -> Redriven | None:
         """None if the process ended."""
         if self._process is None:
-            self._process = subprocess.Popen(  # noqa: S603 - our own module
+            self._process = subprocess.Popen(
                 own_module(user_process.__name__),
                 env=self._environment,
                 stdin=subprocess.PIPE,
@@ -416,6 +416,6 @@ class _GrowingRows:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             remove_unfinished(self._folder)
-            publish_file(path, b"".join(encode_row(row) for row in answer.rows))
+            publish_file(path, b"".join(encode_row_line(row) for row in answer.rows))
         except OSError as error:
             raise SettingsError(f"cannot write {path}: {error.strerror}") from None

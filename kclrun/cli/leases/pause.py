@@ -33,7 +33,13 @@ from kclrun.model.lease import Lease, LeaseKey, Scope
 from kclrun.model.stream import ONLY_STREAM, StreamKey, display_name, stream_name_of, stream_of
 from kclrun.model.text import some_of
 from kclrun.model.time import WallTime
-from kclrun.operating.changes import LeasePlan, OperatorChange, Reach, plan_going_on, plan_pause
+from kclrun.operating.changes import (
+    ChosenLeases,
+    LeasePlan,
+    OperatorChange,
+    plan_going_on,
+    plan_pause,
+)
 from kclrun.protocol.fence import renew_interval_s
 from kclrun.protocol.writes import Applied, ConditionFailed
 
@@ -124,7 +130,7 @@ def resume_shards(aws: Aws, shards: Sequence[str]) -> int:
     return _change(aws, reach, plan_going_on, is_confirmed=True)
 
 
-def reach_of(aws: Aws, shards: Sequence[str], stream: str | None, *, is_all: bool) -> Reach:
+def reach_of(aws: Aws, shards: Sequence[str], stream: str | None, *, is_all: bool) -> ChosenLeases:
     """The leases that are meant.
 
     Raises: click.UsageError unless exactly one of the three is given, or for an unknown stream;
@@ -133,10 +139,10 @@ def reach_of(aws: Aws, shards: Sequence[str], stream: str | None, *, is_all: boo
     if [bool(shards), stream is not None, is_all].count(True) != 1:
         raise click.UsageError("Name shards, or give --stream NAME, or --all.")
     if is_all:
-        return Reach(Scope.ALL)
+        return ChosenLeases(Scope.ALL)
     if stream is None:
-        return Reach(Scope.SHARD, frozenset(lease_of(aws, shard).key for shard in shards))
-    return Reach(Scope.STREAM, stream=_stream_named(aws, stream))
+        return ChosenLeases(Scope.SHARD, frozenset(lease_of(aws, shard).key for shard in shards))
+    return ChosenLeases(Scope.STREAM, stream=_stream_named(aws, stream))
 
 
 def _stream_named(aws: Aws, name: str) -> StreamKey:
@@ -159,8 +165,8 @@ def _stream_named(aws: Aws, name: str) -> StreamKey:
 
 def _change(
     aws: Aws,
-    reach: Reach,
-    plan: Callable[[Sequence[Lease], Reach, WallTime], tuple[LeasePlan, ...]],
+    reach: ChosenLeases,
+    plan: Callable[[Sequence[Lease], ChosenLeases, WallTime], tuple[LeasePlan, ...]],
     *,
     is_confirmed: bool,
 ) -> int:

@@ -30,7 +30,7 @@ from kclrun.model.shard import Shard
 from kclrun.model.stream import display_name, qualified_shards, shard_id_of, spelled_out
 from kclrun.model.time import WallTime
 from kclrun.observe.story import ReadStory, read_story
-from kclrun.operating.finished import Finished, ended_in_stories
+from kclrun.operating.finished import FinishedShards, ended_in_stories
 from kclrun.operating.story import Sentence, Story, finished_words, present, story_of
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _without_row(
     """As `_standing`, for a shard without a row: it is unknown only if nothing names it."""
     shards, problem = _listed(aws)
     entries = found.entries.values()
-    judge = Finished(rows, shards, ended_in_stories(entries))
+    judge = FinishedShards(rows, shards, ended_in_stories(entries))
     named = spelled_out(shard)
     recorded = {entry.shard for entry in entries}
     keys = sorted(key for key in {*shards, *recorded} if named in _names_of(key))

@@ -47,7 +47,7 @@ def migrate() -> None:
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 def kclpy(properties: Path, folder: Path | None) -> int:
     """Write app.yaml for an application of amazon_kclpy, beside its properties or into DIR."""
-    if os.path.isdir(properties):  # noqa: PTH112 - raises nothing
+    if os.path.isdir(properties):  # raises nothing
         raise SettingsError(
             f"{properties} is a folder\nName the file in it:  {properties}/app.properties"
         )
@@ -109,7 +109,7 @@ def _script(executable: str, beside: Path, config_folder: Path) -> Script:
 
 def _found(name: str, beside: Path) -> Path | None:
     for folder in (beside, Path.cwd()):
-        if os.path.isfile(folder / name):  # noqa: PTH113 - raises nothing
+        if os.path.isfile(folder / name):  # raises nothing
             return (folder / name).resolve()
     on_path = shutil.which(name)
     return Path(on_path).resolve() if on_path is not None else None

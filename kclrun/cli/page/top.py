@@ -38,7 +38,7 @@ from kclrun.operating.summaries import (
 )
 from kclrun.page.lag_history import measured_every_s
 from kclrun.page.layout import lag_text
-from kclrun.page.snapshot import URGENT, Row, Snapshot, most_urgent_first, rows_of
+from kclrun.page.snapshot import URGENT, ShardRow, Snapshot, most_urgent_first, rows_of
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws
@@ -80,7 +80,7 @@ _ON_TERMINAL: Final[Mapping[str, dict[str, Any]]] = {
 _NOTE_LEAST: Final = 12
 _GAP: Final = 2
 _TROUBLE_LINES_MAX: Final = 3
-_SORTS: Final[Mapping[str, Callable[[Row], Any]]] = {
+_SORTS: Final[Mapping[str, Callable[[ShardRow], Any]]] = {
     "urgency": most_urgent_first,
     "lag": lambda row: (-((row.lag and row.lag.behind_s) or 0.0), row.key),
     "owner": lambda row: (row.owner, row.key),
@@ -219,7 +219,7 @@ def _filled(text: str, width: int | None, lines_max: int | None = None) -> list[
     )
 
 
-def _trouble(rows: Sequence[Row], snapshot: Snapshot, width: int | None) -> list[Text]:
+def _trouble(rows: Sequence[ShardRow], snapshot: Snapshot, width: int | None) -> list[Text]:
     """The note of the first shard that needs an operator, if its column is too narrow for it."""
     urgent = [row for row in rows if row.urgency == URGENT and row.note]
     if width is None or not urgent:
@@ -236,7 +236,7 @@ def _line(text: str, style: str = "") -> Text:
     return Text(sanitize(text), style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _figures(rows: Sequence[Row], snapshot: Snapshot) -> str:
+def _figures(rows: Sequence[ShardRow], snapshot: Snapshot) -> str:
     counted = ", ".join(
         f"{n:,} {state}" for state, n in Counter(r.state for r in rows).most_common()
     )
@@ -273,7 +273,7 @@ def _cost(rows: int, shards: int, every_s: float | None) -> str:
     )
 
 
-def _table(rows: Sequence[Row], snapshot: Snapshot, width: int | None) -> Table:
+def _table(rows: Sequence[ShardRow], snapshot: Snapshot, width: int | None) -> Table:
     """The columns that fit: a figure that is cut would be a wrong one. The shard, its state and its
     lag are always shown."""
     cells = [_cells(row, snapshot) for row in rows]
@@ -316,7 +316,7 @@ def _left_out(cells: Sequence[tuple[str, ...]], width: int | None) -> set[str]:
     return left_out
 
 
-def _room_of_note(rows: Sequence[Row], snapshot: Snapshot, width: int) -> int:
+def _room_of_note(rows: Sequence[ShardRow], snapshot: Snapshot, width: int) -> int:
     """The columns that a note has; 0 if it is left out."""
     cells = [_cells(row, snapshot) for row in rows]
     left_out = _left_out(cells, width)
@@ -327,7 +327,7 @@ def _room_of_note(rows: Sequence[Row], snapshot: Snapshot, width: int) -> int:
     return width - sum(others)
 
 
-def _cells(row: Row, snapshot: Snapshot) -> tuple[str, ...]:
+def _cells(row: ShardRow, snapshot: Snapshot) -> tuple[str, ...]:
     """In the order of `_COLUMNS`."""
     lease = snapshot.leases.get(row.key)
     load = lease.load if lease is not None else None

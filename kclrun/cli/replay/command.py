@@ -41,7 +41,7 @@ from kclrun.model.lease import replay_tables
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.time import WallTime
-from kclrun.observe.sample import Report
+from kclrun.observe.sample import RunReport
 from kclrun.operating import replay as plan
 from kclrun.operating.comparing import ComparedRow, Comparison, Difference, differences
 from kclrun.operating.replay import ReplayOptions
@@ -221,7 +221,7 @@ def leases_of(files: ReplayFiles, aws: Aws) -> tuple[Lease, ...] | None:
     return leases
 
 
-def run_on(files: ReplayFiles, aws: Aws, leases: Iterable[Lease]) -> tuple[int, Report]:
+def run_on(files: ReplayFiles, aws: Aws, leases: Iterable[Lease]) -> tuple[int, RunReport]:
     """Run it until it is caught up or stopped; the exit code and the report."""
     from kclrun.cli.leases.pause import resume_shards
     from kclrun.cli.run.application import run_replay
@@ -231,7 +231,7 @@ def run_on(files: ReplayFiles, aws: Aws, leases: Iterable[Lease]) -> tuple[int, 
         resume_shards(aws, halted)
     path = files.folder / _REPORT
     code = run_replay(files.configuration, path, files.replay)
-    return code, msgspec.json.decode(path.read_bytes(), type=Report)
+    return code, msgspec.json.decode(path.read_bytes(), type=RunReport)
 
 
 def _claim_folder(files: ReplayFiles, *, is_new: bool) -> None:
@@ -257,7 +257,7 @@ def _claim_folder(files: ReplayFiles, *, is_new: bool) -> None:
         raise SettingsError(f"--folder: {folder}: {error.strerror}") from None
 
 
-def _print_end(files: ReplayFiles, aws: Aws, code: int, report: Report) -> int:
+def _print_end(files: ReplayFiles, aws: Aws, code: int, report: RunReport) -> int:
     from kclrun.cli.leases.views import scan_leases
 
     open_leases = [lease for lease in scan_leases(aws) if not lease.is_ended]

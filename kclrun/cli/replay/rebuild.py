@@ -36,7 +36,7 @@ from kclrun.model.shard import ShardGraph
 from kclrun.model.state import is_own_version, version_folder
 from kclrun.model.stream import display_name, shard_id_of, stream_of
 from kclrun.model.time import WallTime, utc_text
-from kclrun.operating.replay import ReplayOptions, table_of
+from kclrun.operating.replay import ReplayOptions, replay_table
 from kclrun.operating.reset import refuse_owners
 from kclrun.operating.summaries import shortened
 from kclrun.outputs.state_files import StateFiles
@@ -193,7 +193,7 @@ def _lines(plan: _Rebuild) -> Iterator[str]:
         row = target.row
         yield f"{display_name(row.key)}, up to {shortened(str(row.checkpoint))}: {target.why}"
     yield f"{len(plan.asked.stops or ())} shards are read again, from {began} on:"
-    yield f"  leases: of their own, in table {table_of(settings, plan.asked)}"
+    yield f"  leases: of their own, in table {replay_table(settings, plan.asked)}"
     yield "  rows: dropped; the outputs have them already"
     yield f"  state: made in {plan.folder}, then written to {store}"
     yield "  What the processor itself does elsewhere, it does again."

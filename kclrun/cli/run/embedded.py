@@ -267,7 +267,7 @@ class _Filler:
     """The filler's process and its result."""
 
     def __init__(self, order: FillOrder) -> None:
-        self._process = subprocess.Popen(  # noqa: S603 - our own module, no user input
+        self._process = subprocess.Popen(
             own_module("kclrun.local.filling"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

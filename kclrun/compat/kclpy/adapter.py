@@ -87,12 +87,12 @@ class KclpyProcessor(RecordProcessor):
             )
 
     def lease_lost(self) -> None:
-        """As `lease_lost`, or `shutdown` for ZOMBIE, with a checkpointer that refuses."""
+        """Call `lease_lost`, or `shutdown` with ZOMBIE, with a checkpointer that refuses."""
         lost = messages.LeaseLostInput({"action": "leaseLost"})
         lost.dispatch(_translated(Checkpointer(_refuse)), self._processor)
 
     def shutdown_requested(self, checkpointer: Checkpointer) -> None:
-        """As `shutdown_requested`, if the processor has it."""
+        """Call `shutdown_requested`, if the processor has it."""
         requested = messages.ShutdownRequestedInput({"action": "shutdownRequested"})
         requested.dispatch(_translated(checkpointer), self._processor)
 

@@ -64,7 +64,7 @@ class Script(msgspec.Struct, frozen=True):
     remark: str = ""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class SettingEntry(msgspec.Struct, frozen=True):
     """One setting as it will be in the file, with the comment above it."""
 
     setting: str
@@ -81,7 +81,7 @@ def app_yaml(properties: Mapping[str, str], script: Script, source: str, now: Wa
     known = {name.lower(): value.strip() for name, value in properties.items() if value.strip()}
     entries = [*_processor(script), *_checkpoint()]
     try:
-        entries += [Entry(*fields) for fields in convert(known)]
+        entries += [SettingEntry(*fields) for fields in convert(known)]
     except SettingsError as error:
         raise SettingsError(f"{source}: {error}") from None
     lines = [
@@ -101,31 +101,33 @@ def app_yaml(properties: Mapping[str, str], script: Script, source: str, now: Wa
     return text
 
 
-def _processor(script: Script) -> Iterator[Entry]:
+def _processor(script: Script) -> Iterator[SettingEntry]:
     if script.name is None:
         return
     comment = "what the script gives to KCLProcess; its class can be named: kclpy:module:Class"
     if script.remark:
         comment = f"{script.remark} {comment}"
-    yield Entry("processor", f"kclpy:{script.name}", comment)
+    yield SettingEntry("processor", f"kclpy:{script.name}", comment)
     if script.folder is not None:
-        yield Entry("path", script.folder, "the folder that holds the script")
+        yield SettingEntry("path", script.folder, "the folder that holds the script")
     if script.arguments:
-        yield Entry(
+        yield SettingEntry(
             "options.arguments", list(script.arguments), "what the script finds in sys.argv"
         )
 
 
-def _checkpoint() -> Iterator[Entry]:
-    yield Entry("checkpoint.every", "manual", "the processor checkpoints by itself, as before")
-    yield Entry(
+def _checkpoint() -> Iterator[SettingEntry]:
+    yield SettingEntry(
+        "checkpoint.every", "manual", "the processor checkpoints by itself, as before"
+    )
+    yield SettingEntry(
         "checkpoint.uncheckpointed_max",
         _UNCHECKPOINTED_MAX,
         "the KCL has no such bound; a processor that never checkpoints is halted here",
     )
 
 
-def _sections(entries: Sequence[Entry], script: Script) -> Iterator[str]:
+def _sections(entries: Sequence[SettingEntry], script: Script) -> Iterator[str]:
     tree: dict[str, Any] = {}
     for entry in entries:
         *above, last = entry.setting.split(".")
@@ -142,7 +144,7 @@ def _sections(entries: Sequence[Entry], script: Script) -> Iterator[str]:
 
 
 def _entry_lines(name: str, entry: Any, indent: str) -> Iterator[str]:
-    if isinstance(entry, Entry):
+    if isinstance(entry, SettingEntry):
         yield from _comment(entry.comment, indent)
         yield f"{indent}{name}: {_value(entry.value)}"
         return

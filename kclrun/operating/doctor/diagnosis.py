@@ -32,11 +32,9 @@ from kclrun.operating.doctor.findings import (
     Kind,
     Look,
     Pair,
-    RepairingChange,
     StreamFacts,
     deleted,
-    freed,
-    settled,
+    with_allowed_repairs,
 )
 from kclrun.operating.doctor.lineage import lineage_findings
 from kclrun.protocol.writes import ResumeLease
@@ -230,9 +228,6 @@ def _start(lease: Lease, pair: Pair) -> Iterator[Finding]:
             kind=Kind.LATEST_UNPINNED,
             keys=(lease.key,),
             evidence="it begins at LATEST, and the row does not say at which instant that was",
-            repair=_pinned(lease, pair),
-            advice="rows that the KCL or another tool made are so; a kclrun manager that takes one"
-            " notes the instant, and the first checkpoint ends it",
         )
     if lease.pending is not None and pair.stood_still(lease):
         yield Finding(
@@ -243,18 +238,9 @@ def _start(lease: Lease, pair: Pair) -> Iterator[Finding]:
         )
 
 
-def _pinned(lease: Lease, pair: Pair) -> tuple[RepairingChange, ...]:
-    """Pin LATEST to the time of the next start, and no later than any start after it [P14]."""
-    listing = pair.second.listings.get(stream_of(lease.key))
-    shard = listing.graph.get(lease.key) if listing is not None else None
-    if shard is None:
-        return ()
-    return freed(lease, pair.circumstances, listed=shard, pinned_at=pair.circumstances.now)
-
-
 def _unserved(pair: Pair) -> Iterator[Finding]:
     """Work that is not read although live kclrun managers could read it; offers are named so."""
-    if not any(Owner.parse(owner) is not None for owner in pair.alive):
+    if not pair.managers:
         return
     for lease in pair.view.work:
         is_idle = is_unowned(lease.owner) or lease.key in pair.view.expired
@@ -307,7 +293,6 @@ def _ask(lease: Lease, before: Lease, pair: Pair) -> Iterator[Finding]:
         keys=(lease.key,),
         evidence=f"{asker}{kind}, asks {lease.owner or '(none)'} for it and got no answer within"
         f" {watched_s:g} s",
-        repair=freed(lease, pair.circumstances),
     )
 
 
@@ -324,7 +309,6 @@ def _offer(lease: Lease, before: Lease, pair: Pair) -> Iterator[Finding]:
             keys=(lease.key,),
             evidence=f"offered by {lease.offered_by or 'an unknown owner'}{meant}; no owner took it"
             f" within {pair.circumstances.watched_s:g} s",
-            repair=freed(lease, pair.circumstances),
         )
     elif _offer_of(lease) != (None, None) and _offer_of(lease) == _offer_of(before):
         yield Finding(
@@ -332,7 +316,6 @@ def _offer(lease: Lease, before: Lease, pair: Pair) -> Iterator[Finding]:
             keys=(lease.key,),
             evidence=f"its owner is {lease.owner or '(none)'}, and offeredTo or offeredBy stand on"
             " it: the owner that took the offer is not kclrun",
-            repair=freed(lease, pair.circumstances),
         )
 
 
@@ -349,7 +332,6 @@ def _checkpoint_owner(lease: Lease, before: Lease, pair: Pair) -> Iterator[Findi
         keys=(lease.key,),
         evidence=f"{former} should give it to {lease.owner or '(none)'}; no owner wrote the row"
         f" within {pair.circumstances.watched_s:g} s",
-        repair=freed(lease, pair.circumstances),
     )
 
 
@@ -364,7 +346,6 @@ def _taken_from(lease: Lease, before: Lease, pair: Pair) -> Iterator[Finding]:
         keys=(lease.key,),
         evidence=f"taken by force from {lease.taken_from}; its owner {lease.owner or '(none)'}"
         " never claimed it",
-        repair=freed(lease, pair.circumstances),
     )
 
 
@@ -377,7 +358,7 @@ def diagnose(first: Look, second: Look, circumstances: Circumstances) -> tuple[F
         *row_findings(pair),
         *handoff_findings(pair),
     )
-    return settled(found, pair)
+    return with_allowed_repairs(found, pair)
 
 
 def is_healthy(findings: Iterable[Finding]) -> bool:

@@ -23,7 +23,6 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.protocol.writes import (
     Amend,
     Claim,
-    CreateChildren,
     CreateLease,
     DeleteTrimmed,
     NameChildren,
@@ -35,15 +34,7 @@ from kclrun.protocol.writes import (
 
 # All changes that a repair may write.
 RepairingChange = (
-    CreateLease
-    | CreateChildren
-    | DeleteTrimmed
-    | Take
-    | Claim
-    | NameChildren
-    | Amend
-    | Release
-    | ResumeLease
+    CreateLease | DeleteTrimmed | Take | Claim | NameChildren | Amend | Release | ResumeLease
 )
 
 
@@ -109,7 +100,12 @@ class Kind(enum.Enum):
     @property
     def is_repairable(self) -> bool:
         """Whether there is a repair for it, where the owner of the row is not alive."""
-        return self in _MENDABLE or self.needs_consent
+        return self in _REPAIRED or self.needs_consent
+
+    @property
+    def healing(self) -> Healing | None:
+        """What a running manager does about it, so that no repair is needed."""
+        return _HEALED.get(self)
 
     @property
     def needs_consent(self) -> bool:
@@ -117,13 +113,39 @@ class Kind(enum.Enum):
         return self in _NEEDS_CONSENT
 
 
+class Healing(msgspec.Struct, frozen=True):
+    """What a manager does about a kind by itself, and how soon: `does` in words, after at most so
+    many failovers and seconds. Where managers share the work: one failover for each, if that is
+    longer. `by_take`: it comes with the take of the lease, which an owner that is alive prevents.
+    """
+
+    does: str
+    failovers: int = 0
+    seconds: float = 0.0
+    is_shared: bool = False
+    by_take: bool = False
+
+    def within_s(self, failover_s: float, managers: int) -> float:
+        failovers = max(self.failovers, managers) if self.is_shared else self.failovers
+        return failovers * failover_s + self.seconds
+
+    @property
+    def bound(self) -> str:
+        """The longest time, in words."""
+        if not self.failovers:
+            return f"{self.seconds:g} s"
+        failovers = "1 failover" if self.failovers == 1 else f"{self.failovers} failovers"
+        return f"{failovers} (or one a manager)" if self.is_shared else failovers
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One error, as two looks at the table showed it.
 
     `keys` are the leases it is about; `evidence` proves it. `repair` are the writes that repair it.
     They are made in their order, each under its own condition, and stop at the first that does not
-    apply. It is empty where a running program has to change and not the table. `advice` is for a
-    person: the next action, or the decision that a repair with consent makes.
+    apply. It is empty where a running program has to change and not the table, or where a manager
+    heals it. `advice` is for a person: the next action, the time to wait for a manager, or the
+    decision that a repair with consent makes.
     """
 
     kind: Kind
@@ -186,22 +208,30 @@ _ABOUT: Final = {
     Kind.NO_LEASES: (_N, "none yet: the first start makes the leases"),
     Kind.NO_LIVE_OWNER: (_N, "delayed: no owner renews a lease; the application is stopped"),
 }
-_MENDABLE: Final = frozenset(
-    {
-        Kind.HOLE,
-        Kind.CHILD_MISSING,
-        Kind.PARENTS_WRONG,
-        Kind.RANGE_DIFFERS,
-        Kind.LATEST_UNPINNED,
-        Kind.ORPHAN,
-        Kind.ORPHAN_ENDED,
-        Kind.STUCK_ASK,
-        Kind.STUCK_OFFER,
-        Kind.CHECKPOINT_OWNER_LEFT,
-        Kind.OFFER_LEFT,
-        Kind.TAKEN_FROM_LEFT,
-    }
-)
+_REPAIRED: Final = frozenset({Kind.HOLE, Kind.PARENTS_WRONG, Kind.RANGE_DIFFERS})
+# A silent lease is free after one failover; an owner at its target takes it after three, and sees
+# it with the scan after them.
+_TAKEN: Final = 4
+# Rows are created by the listing after the scan that shows their absence; scans are half a failover
+# apart. A trimmed shard is taken, and ended after two listings a failover apart. The row of an
+# ended one goes after two listings of one manager, and of all managers two list in each cycle.
+# An offer waits for its first taker (1.2 s), its giver (2 s) and those at their targets (2 s more).
+_HEALED: Final = {
+    Kind.HOLE: Healing("creates the row", 1),
+    Kind.CHILD_MISSING: Healing("creates the rows", 1),
+    Kind.ORPHAN: Healing(
+        "ends it, with records_expired in its log, or deletes the row", 5, is_shared=True
+    ),
+    Kind.ORPHAN_ENDED: Healing(
+        "deletes the row, unless leases.cleanup is false", 2, is_shared=True
+    ),
+    Kind.STUCK_ASK: Healing("removes the request", _TAKEN, by_take=True),
+    Kind.STUCK_OFFER: Healing("reads on", seconds=5.0, by_take=True),
+    Kind.CHECKPOINT_OWNER_LEFT: Healing("removes checkpointOwner", _TAKEN, by_take=True),
+    Kind.LATEST_UNPINNED: Healing("notes the instant of LATEST", _TAKEN, by_take=True),
+    Kind.OFFER_LEFT: Healing("removes what is left of the offer", _TAKEN, by_take=True),
+    Kind.TAKEN_FROM_LEFT: Healing("removes takenFrom a failover later", _TAKEN + 1, by_take=True),
+}
 _NEEDS_CONSENT: Final = frozenset(
     {
         Kind.CHILD_UNKNOWN,
@@ -291,6 +321,15 @@ class Pair:
         before = self.before(lease.key)
         return before is not None and (before.owner, before.counter) == (lease.owner, lease.counter)
 
+    def living_owner(self, lease: Lease) -> OwnerId | None:
+        """The owner of the row, or the one that hands it over, if it is alive."""
+        return next((o for o in (lease.owner, lease.checkpoint_owner) if o in self.alive), None)
+
+    @property
+    def managers(self) -> int:
+        """How many of the live owners are kclrun managers."""
+        return sum(Owner.parse(owner) is not None for owner in self.alive)
+
     def _alive(self) -> frozenset[OwnerId]:
         moved = {
             lease.owner
@@ -319,7 +358,7 @@ def _view(look: Look, observation: Observation, me: OwnerId, at_s: float) -> Tab
 
 
 # These writes need no ownership: they may be made beside an owner.
-_OWNERLESS: Final = (CreateLease, CreateChildren, ResumeLease)
+_OWNERLESS: Final = (CreateLease, ResumeLease)
 
 
 def freed(
@@ -329,11 +368,10 @@ def freed(
     position: ExtendedSequenceNumber | None = None,
     children: Iterable[str] = (),
     listed: Shard | None = None,
-    pinned_at: WallTime | None = None,
 ) -> tuple[RepairingChange, ...]:
     """The writes that take the row, repair it and release it: without owner, ask, offer,
     `takenFrom` and `checkpointOwner`; at `position`, if given; with these children, if any; with
-    parents and range of the shard `listed`, and LATEST pinned, if given.
+    parents and range of the shard `listed`, if given.
 
     The looks were a failover apart, so an owner that the row was taken from by force has stopped by
     now [P18].
@@ -360,7 +398,7 @@ def freed(
         writes.append(NameChildren(key, me, next(counters), names))
     if listed is not None:
         parents = frozenset(listed.parents)
-        writes.append(Amend(key, me, next(counters), parents, listed.hash_range, pinned_at))
+        writes.append(Amend(key, me, next(counters), parents, listed.hash_range))
     last = lease.checkpoint
     writes.append(Release(key, me, next(counters), position or last, last=last))
     return tuple(writes)
@@ -371,7 +409,7 @@ def deleted(leases: Iterable[Lease]) -> tuple[RepairingChange, ...]:
     return tuple(DeleteTrimmed(lease.key, lease.owner, lease.counter) for lease in leases)
 
 
-def settled(findings: Iterable[Finding], pair: Pair) -> tuple[Finding, ...]:
+def with_allowed_repairs(findings: Iterable[Finding], pair: Pair) -> tuple[Finding, ...]:
     """The findings in the order of their gravity, each with the repair that is allowed.
 
     Rule: only a live owner writes its own row. Of several findings about one row only the gravest
@@ -386,32 +424,32 @@ def settled(findings: Iterable[Finding], pair: Pair) -> tuple[Finding, ...]:
     return tuple(settled)
 
 
-def _ends_itself(finding: Finding, pair: Pair) -> str | None:
-    """The advice for a trimmed shard with a live kclrun owner: the owner proves itself that the
-    shard is gone, and ends it [P13]. It cannot while the lease is halted, because then the lease is
-    not read."""
-    if finding.kind is not Kind.ORPHAN:
-        return None
+def _advice_to_wait(finding: Finding, healing: Healing, pair: Pair) -> str:
+    """How long a manager needs to heal it, or what keeps managers from that."""
     for row in pair.rows_of(finding.keys):
-        if row.owner not in pair.alive or row.owner is None or Owner.parse(row.owner) is None:
-            continue
-        if row.halt is not None:
+        if finding.kind is Kind.ORPHAN and row.halt is not None:
             return (
-                f"it is halted, and its owner {row.owner} is alive. Resume it:  kclrun leases"
-                f" resume {display_name(row.key)} --yes  ; its owner then ends it by itself, says"
-                " so with records_expired, and its children are read"
+                "it is halted, so it is not read. Resume it:  kclrun leases resume"
+                f" {display_name(row.key)} --yes  ; its owner then ends it by itself, says so with"
+                " records_expired, and its children are read"
             )
-        return (
-            f"its owner {row.owner} is alive and ends it by itself, with the error records_expired"
-            " in its log; its children are read then. If this finding stays for a minute, see"
-            " the log of that owner"
-        )
-    return None
+        owner = pair.living_owner(row) if healing.by_take else None
+        if owner is not None:
+            return f"{owner} is alive and has this row; the next manager to take it {healing.does}"
+    does = f"takes it and {healing.does}" if healing.by_take else healing.does
+    within = (
+        f"by itself within {healing.within_s(pair.circumstances.failover_s, pair.managers):g} s"
+    )
+    if not pair.managers:
+        return f"start a manager: it {does}, {within}"
+    room = " with room" if healing.by_take else ""
+    return f"a manager{room} {does}, {within}; if this finding stays, see the logs of the managers"
 
 
 def _allowed(finding: Finding, pair: Pair, repaired: set[str]) -> Finding:
-    if (advice := _ends_itself(finding, pair)) is not None:
-        return msgspec.structs.replace(finding, repair=(), advice=advice)
+    healing = finding.kind.healing
+    if healing is not None and not finding.repair:
+        return msgspec.structs.replace(finding, advice=_advice_to_wait(finding, healing, pair))
     touched = {
         key
         for change in finding.repair
@@ -420,8 +458,7 @@ def _allowed(finding: Finding, pair: Pair, repaired: set[str]) -> Finding:
     }
     for key in sorted(touched):
         row = pair.view.rows[key]
-        owner = next((o for o in (row.owner, row.checkpoint_owner) if o in pair.alive), None)
-        if owner is not None:
+        if (owner := pair.living_owner(row)) is not None:
             advice = f"{owner} is alive and has this row, so it is not touched: stop it, look again"
             return msgspec.structs.replace(finding, repair=(), advice=advice)
     if repaired.intersection(key for change in finding.repair for key in keys_of(change)):

@@ -29,7 +29,7 @@ from kclrun.operating.doctor.findings import (
     deleted,
     freed,
 )
-from kclrun.protocol.writes import CreateLease, DeleteTrimmed
+from kclrun.protocol.writes import CreateLease
 
 _GO_ON = "let it go on: the records before it cannot be put in order any more"
 _ANEW = "all that the service still has of this shard comes again"
@@ -94,7 +94,7 @@ def _of_one_look(
         shard = listing.graph.get(row.key)
         yield from _turn(row, shard, view, circumstances)
         if shard is None:
-            yield from _orphan(row, view, listing)
+            yield from _orphan(row, listing)
         else:
             yield from _against_shard(_Listed(row, shard, view, listing, circumstances))
 
@@ -154,7 +154,6 @@ def _missing(
             keys=(lease.key,),
             evidence="it is listed, and neither it nor an ancestor has a row; the new one begins"
             f" at {lease.checkpoint}, as `start` says",
-            repair=(CreateLease(lease),),
         )
     for change in shard_sync.children_to_create(view, listing):
         parents = " and ".join(parent.key for parent in change.parents)
@@ -163,7 +162,6 @@ def _missing(
             keys=tuple(sorted(child.key for child in change.children)),
             evidence=f"child of {parents}, which was read to its end or has expired, and has no"
             " row",
-            repair=(change,),
         )
 
 
@@ -206,18 +204,13 @@ def _turn(
         )
 
 
-def _orphan(row: Lease, view: TableView, listing: shard_sync.Listing) -> Iterator[Finding]:
+def _orphan(row: Lease, listing: shard_sync.Listing) -> Iterator[Finding]:
     if any(parent in listing for parent in row.parents):
         # A listing may lag behind a reshard; and no shard expires before its parents.
         return
     kind = Kind.ORPHAN_ENDED if row.is_ended else Kind.ORPHAN
     evidence = f"two complete listings do not show it; its row is at {row.checkpoint}"
-    if all(view.has_row(child) for child in listing.children_named(row.key)):
-        delete = DeleteTrimmed(row.key, row.owner, row.counter)
-        yield Finding(kind=kind, keys=(row.key,), evidence=evidence, repair=(delete,))
-    else:
-        advice = "its children need their rows first; then look again"
-        yield Finding(kind=kind, keys=(row.key,), evidence=evidence, advice=advice)
+    yield Finding(kind=kind, keys=(row.key,), evidence=evidence)
 
 
 class _Listed(NamedTuple):

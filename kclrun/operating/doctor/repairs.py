@@ -24,9 +24,6 @@ def change_in_words(change: RepairingChange) -> str:
     match change:
         case writes.CreateLease(lease=lease):
             return f"create {display_name(lease.key)} at {lease.checkpoint}, if it has no row"
-        case writes.CreateChildren(children=children):
-            names = ", ".join(display_name(child.key) for child in children)
-            return f"create {names} at TRIM_HORIZON, if the parents' rows are as seen"
         case writes.DeleteTrimmed(key=key, seen_counter=counter):
             return f"delete {display_name(key)}, if its owner and counter ({counter}) are as seen"
         case writes.Take(key=key, seen_counter=counter):
@@ -36,9 +33,8 @@ def change_in_words(change: RepairingChange) -> str:
         case writes.NameChildren(key=key, children=children):
             named = ", ".join(sorted(map(display_name, children)))
             return f"name the children of {display_name(key)}: {named}"
-        case writes.Amend(key=key, latest_pinned_at=pinned_at):
-            pinned = "" if pinned_at is None else ", and LATEST is now"
-            return f"parents and range of {display_name(key)} as the service lists them{pinned}"
+        case writes.Amend(key=key):
+            return f"parents and range of {display_name(key)} as the service lists them"
         case writes.Release(key=key, position=position, last=last):
             where = "the same checkpoint" if position == last else f"its checkpoint {position}"
             return f"let {display_name(key)} go: no owner, no hand-off, {where}"

@@ -236,7 +236,7 @@ def _machines(environment: Mapping[str, str]) -> Sequence[FoundJava]:
 
 def _ask(home: Path) -> int | None:
     try:
-        asked = subprocess.run(  # noqa: S603 - the program that Spark itself would run
+        asked = subprocess.run(
             [str(home / "bin" / "java"), "-version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -127,7 +127,7 @@ class ShardSearch:
         a parent showed it."""
         if known is not None:
             self._expiry.learn(known)
-        if self._expiry.is_proven(listed, Instant(now)):
+        if self._expiry.listing_came(listed, Instant(now)):
             return True
         self.gone = None
         if not any(shard.shard_id == self.cursor.shard_id for shard in listed):

@@ -110,7 +110,7 @@ class EventTimers(TimerHost):
     def limit(self, at: ExtendedSequenceNumber | None) -> None:
         pass
 
-    def reached(self, at: ExtendedSequenceNumber) -> None:  # noqa: ARG002
+    def reached(self, at: ExtendedSequenceNumber) -> None:
         if self._began is not None:
             self._instance.fired(self._clock() - self._began)
             self._began = None

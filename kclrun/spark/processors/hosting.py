@@ -24,7 +24,7 @@ from kclrun.calling.records import CallTerms
 from kclrun.calling.runners import PROCESS_RECORD
 from kclrun.calling.timers import ON_TIMER
 from kclrun.calling.tracebacks import FRAMES_MAX, Failure, describe, is_ours
-from kclrun.codec.row_lines import ROW_BYTES_MAX, encode_row
+from kclrun.codec.row_lines import ROW_BYTES_MAX, encode_row_line
 from kclrun.codec.values import Decode
 from kclrun.errors import (
     LimitExceeded,
@@ -112,8 +112,8 @@ class EmittedBatches:
         self._lock = threading.Lock()
 
     def emit(self, row: Mapping[str, Any], to: str = MAIN_OUTPUT) -> None:
-        """Add one row. Raises: TypeError, LimitExceeded as `encode_row`; LimitExceeded when one
-        call emits more than 256 MiB; SinkError outside a call; SettingsError for a named output."""
+        """Add one row. Raises: TypeError, LimitExceeded as `encode_row_line`, also when one call
+        emits more than 256 MiB; SinkError outside a call; SettingsError for a named output."""
         line = self.prepare(row, to).encoded
         with self._lock:
             if not self._is_open:
@@ -132,7 +132,7 @@ class EmittedBatches:
             raise SettingsError(
                 f"{no_output(to, [MAIN_OUTPUT])}; on Spark rows go to one DataFrame"
             )
-        line = encode_row(row)[:-1]  # one line of a file, without its newline
+        line = encode_row_line(row)[:-1]  # one line of a file, without its newline
         return KeptRow(to, line, len(line))
 
     def place(self, position: ExtendedSequenceNumber, rows: Sequence[KeptRow]) -> None:

@@ -42,6 +42,6 @@ class TaskMethods(MethodHost):
         words = raised.failure.error
         self._warn(f"{raised.where} raised {words}; again in {raised.pause_s:g} s")
 
-    def rest(self, where: str, pause_s: float) -> bool:  # noqa: ARG002
+    def rest(self, where: str, pause_s: float) -> bool:
         self._wait(pause_s)
         return True

@@ -76,7 +76,7 @@ class SingleRecords(RecordHost):
     def stop(self) -> Stop | None:
         return None
 
-    def raised(self, number: int, record: Record, raised: Raised) -> None:  # noqa: ARG002
+    def raised(self, number: int, record: Record, raised: Raised) -> None:
         if raised.waits == 1:
             _log.warning("process_record asks to wait: %s", error_words(raised.error))
         elif raised.pause_s is not None and not raised.waits:
@@ -94,11 +94,11 @@ class SingleRecords(RecordHost):
             round(waited.waited_s, 3),
         )
 
-    def let_go(self, number: int, record: Record, failure: Failure, calls: int) -> bool:  # noqa: ARG002
+    def let_go(self, number: int, record: Record, failure: Failure, calls: int) -> bool:
         self._let_go(record, failure, calls)
         return True
 
-    def halt(self, number: int, record: Record, failing: Failing, reason: str) -> None:  # noqa: ARG002
+    def halt(self, number: int, record: Record, failing: Failing, reason: str) -> None:
         self._failed = Failed(failing.calls, failing.error, (record,), reason)
 
     def settled(

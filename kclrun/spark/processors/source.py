@@ -251,13 +251,13 @@ class ProcessorReader(StreamReader):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_state": None}
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - PySpark's name
+    def initialOffset(self) -> dict[str, Any]:
         """As in the source. With state it carries an empty lineage; the first end has the real
         one."""
         offset = super().initialOffset()
         return offset if self._job.state is None else marked(offset, BEGINS)
 
-    def latestOffset(  # noqa: N802 - PySpark's name
+    def latestOffset(
         self, start: dict[str, Any] | None = None, limit: Any = None
     ) -> dict[str, Any]:
         """As in the source. Raises: SettingsError for a checkpoint of a query without state."""
@@ -371,11 +371,11 @@ class ProcessorSource(KclrunDataSource):
         super().schema()
         return SCHEMA
 
-    def streamReader(self, schema: StructType) -> ProcessorReader:  # noqa: ARG002, N802 - PySpark's
+    def streamReader(self, schema: StructType) -> ProcessorReader:
         """The reader of the stream. Raises: SettingsError."""
         return ProcessorReader(read_source_options(self.options, Use.STREAM), self.job)
 
-    def reader(self, schema: StructType) -> NoReturn:  # noqa: ARG002 - PySpark's
+    def reader(self, schema: StructType) -> NoReturn:
         """Refused: in one batch read, children would not wait for their parents."""
         raise SettingsError(
             "a RecordProcessor runs on a stream only; to read what is there and stop, use"

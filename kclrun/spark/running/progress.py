@@ -14,7 +14,7 @@ import msgspec
 
 from kclrun.errors import OffsetRefused
 from kclrun.model.time import Instant
-from kclrun.observe.sample import LeaseSample, ManagerSample, Report, ShardReport, Totals
+from kclrun.observe.sample import LeaseSample, ManagerSample, RunReport, ShardReport, Totals
 from kclrun.spark.offsets import Offset, decode_offset
 from kclrun.spark.positions import SHARD_END, Position
 
@@ -74,7 +74,7 @@ class RunCounts:
 
     def report(
         self, *, application: str, stream: str, owner: str, exit_reason: str, seconds: float
-    ) -> Report:
+    ) -> RunReport:
         """The run's report."""
         shards = {
             shard_id: msgspec.structs.replace(shard, lag_ms=self._lags.get(shard_id))
@@ -91,7 +91,7 @@ class RunCounts:
             dead_letters=self.dead_letters,
             skipped=self.skipped,
         )
-        return Report(
+        return RunReport(
             application=application,
             stream=stream,
             owner=owner,

@@ -199,10 +199,10 @@ class _BatchWriter(_Writer, api.DataSourceArrowWriter):
 
 
 class _StreamWriter(_Writer, _StreamArrowWriter):  # type: ignore[misc]
-    def commit(self, messages: list[api.WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+    def commit(self, messages: list[api.WriterCommitMessage | None], batchId: int) -> None:
         self._log_commit(messages, f"batch {batchId}")
 
-    def abort(self, messages: list[api.WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+    def abort(self, messages: list[api.WriterCommitMessage | None], batchId: int) -> None:
         self._log_abort(messages, f"batch {batchId}")
 
 

@@ -113,12 +113,12 @@ OF_LEASE_PROCESSES = (
         layer="tests/unit/calling/test_delivery.py",
     ),
     Mutant(
-        name="key-without-the-weight-it-took-over",
+        name="key-without-the-weight-it-had",
         file="kclrun/traffic/hot_keys.py",
-        old="self._weights[key] = least + weight",
-        new="self._weights[key] = weight",
-        breaks="a sketch forgets what a key had before it was pushed out, and loses heavy keys",
-        source="Metwally et al. 2005: a new element takes over the count of the smallest",
+        old="weights[key] = weights.get(key, 0) + weight\n\n",
+        new="weights[key] = weight\n\n",
+        breaks="a key has the weight of its last sample, and no key is heavy",
+        source="a count that is set where it has to be added to",
         layer="tests/properties/test_hot_keys.py",
     ),
     Mutant(

@@ -3,7 +3,7 @@ test."""
 
 from kclrun.model.lease import Scope
 from kclrun.model.time import WallTime
-from kclrun.operating.changes import Reach, plan_pause, plan_unpause
+from kclrun.operating.changes import ChosenLeases, plan_pause, plan_unpause
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
 from kclrun.simulation.fleet import Fleet
 
@@ -25,8 +25,8 @@ class Pausing:
         rows = sorted(self._fleet.table.leases(), key=lambda row: row.key)
         if not rows:
             return
-        one = Reach(Scope.SHARD, frozenset({self._chance.choice(rows).key}))
-        reach = self._chance.choice([Reach(Scope.ALL), one])
+        one = ChosenLeases(Scope.SHARD, frozenset({self._chance.choice(rows).key}))
+        reach = self._chance.choice([ChosenLeases(Scope.ALL), one])
         plans = plan_unpause(rows, reach, self._now())
         if self._chance.random() < 0.5:
             plans = plan_pause(rows, reach, self._now(), self._chance.choice(_LASTING_S))
@@ -40,6 +40,6 @@ class Pausing:
 
 def end_pauses(fleet: Fleet) -> None:
     """`kclrun resume --all`."""
-    for each in plan_unpause(list(fleet.table.leases()), Reach(Scope.ALL), WallTime(0.0)):
+    for each in plan_unpause(list(fleet.table.leases()), ChosenLeases(Scope.ALL), WallTime(0.0)):
         if each.change is not None:
             fleet.table.write("operator", each.change, lambda _: None)

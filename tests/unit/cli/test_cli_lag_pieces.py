@@ -27,7 +27,7 @@ from kclrun.model.sequence import (
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import WallTime
-from kclrun.operating.summaries import Lag, LagSummary, duration_text, lag_summary, waiting_for
+from kclrun.operating.summaries import Lag, LagSummary, duration_text, lag_summary, unended_parents
 from tests.support.stream_ports import ModelStream
 from tests.support.tables import over_rows
 
@@ -235,7 +235,7 @@ def test_before_the_first_start_the_settings_say_from_where(first, start):
 def test_a_lease_waits_for_parents_that_have_not_ended():
     leases = rows(_0=lease(), _1=lease(SHARD_END))
 
-    assert waiting_for(lease(TRIM_HORIZON, 0, 1, 7), leases) == ("shardId-000000000000",)
+    assert unended_parents(lease(TRIM_HORIZON, 0, 1, 7), leases) == ("shardId-000000000000",)
 
 
 # What is shown

@@ -106,26 +106,23 @@ def test_figures_are_a_line_for_each_event_and_a_sum(capsys):
 
 
 @pytest.mark.parametrize(
-    ("line", "asked", "brief"),
+    ("line", "asked"),
     [
         (
             "--shards 12",
             f"--seed 1 --workers 3 --groups 1 --shards 12 {TEN} 120 --record-bytes 200 {USUAL}",
-            "--workers 3 --shards 12",
         ),
         (
             f"--shards 8 --group-sizes 4,2 --seed 7 {OTHERS} {UNUSUAL} {BEFALLS}",
             f"--seed 7 --group-sizes 4,2 --shards 8 {OTHERS} {UNUSUAL} {BEFALLS}",
-            None,
         ),
         (
             "--workers 7 --groups 3 --shards 1",
             f"--seed 1 --workers 7 --groups 3 --shards 1 {TEN} 10 --record-bytes 200 {USUAL}",
-            "--workers 7 --groups 3 --shards 1",
         ),
     ],
 )
-def test_a_run_can_be_repeated_by_its_line(line, asked, brief, monkeypatch, capsys):
+def test_a_run_can_be_repeated_by_its_line(line, asked, monkeypatch, capsys):
     seen: list[tuple[WhatIf, str]] = []
 
     def run(asked: WhatIf, replay: str) -> Figures:
@@ -136,7 +133,6 @@ def test_a_run_can_be_repeated_by_its_line(line, asked, brief, monkeypatch, caps
     assert run_program(["simulate", *line.split(), "--json"]) == 0
     [(parsed, replay)] = seen
     assert replay == f"kclrun simulate {asked}"
-    assert simulate._replay(parsed, is_brief=True) == f"kclrun simulate {brief or asked}"
     answer = json.loads(capsys.readouterr().out)
     assert (answer["workers"], answer["asked"]["shards"]) == (4, parsed.shards)
     assert run_program(["simulate", *line.split()]) == 0

@@ -20,8 +20,8 @@ from kclrun.operating.replay import (
     refuse_keys,
     refuse_label,
     replay_of,
+    replay_table,
     settings_of_replay,
-    table_of,
 )
 from kclrun.outputs.emitted_rows import CursorRows
 
@@ -125,7 +125,7 @@ def test_the_name_tells_ranges_keys_and_labels_apart_and_no_key_is_in_it():
     with pytest.raises(SettingsError, match="letters, digits"):
         refuse_label("a-b")
     with pytest.raises(SettingsError, match="characters"):
-        table_of(
+        replay_table(
             settings(TEXT.replace("application: orders", f"application: {'a' * 230}")), asked()
         )
 

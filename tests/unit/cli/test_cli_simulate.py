@@ -4,8 +4,6 @@ import contextlib
 import io
 import json
 import shlex
-import subprocess
-import sys
 
 import pytest
 
@@ -145,41 +143,6 @@ def test_with_skewed_keys_the_largest_load_is_reported_before_and_after_the_exch
     assert f"the largest load of a worker: {before}, {before[:4]} at the end" in words
 
 
-@pytest.mark.slow
-def test_a_picture_is_drawn_of_the_kind_that_its_name_says_and_the_same_each_time(tmp_path, capsys):
-    def drawn(asked, name):
-        assert run_program([*asked, "--plot", str(tmp_path / name)]) == 0
-        assert "cold start" in capsys.readouterr().out
-        return (tmp_path / name).read_bytes()
-
-    assert drawn(EVERYTHING, "went.png").startswith(b"\x89PNG")
-    svg = drawn(UNEQUAL, "went.svg")
-    assert b"<svg" in svg
-    assert drawn(UNEQUAL, "again.svg") == svg
-
-
-def test_without_matplotlib_it_says_how_to_get_it_before_anything_is_run(
-    tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.setattr("kclrun.simulation.what_if.run_what_if", pytest.fail)
-
-    assert run_program([*SMALL, "--plot", str(tmp_path / "x.png")]) == 78
-
-    assert "pip install 'kclrun[plot]'" in capsys.readouterr().err
-
-
-def test_without_a_picture_matplotlib_is_not_loaded():
-    program = "from kclrun.cli.program import run_program as run; import sys; run(sys.argv[1:])"
-    check = "assert not [name for name in sys.modules if name.startswith('matplotlib')]"
-
-    done = subprocess.run(
-        [sys.executable, "-c", f"{program}; {check}", *UNEQUAL], capture_output=True, text=True
-    )
-
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -187,8 +150,6 @@ def test_without_a_picture_matplotlib_is_not_loaded():
         (["--lose-group", "a", "--groups", "1"], "no worker would be left"),
         (["--groups", "7"], "needs at least as many workers"),
         (["--group-sizes", "4,2"], "leave --workers and --groups out"),
-        (["--plot", "went.jpg"], "must end with .png or .svg"),
-        (["--plot", "nowhere/at/all.png"], "the folder nowhere/at does not exist"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(more, words, capsys):

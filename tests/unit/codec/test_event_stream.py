@@ -9,8 +9,8 @@ from botocore.eventstream import EventStreamBuffer
 from kclrun.codec.event_stream import (
     HEADERS_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
+    EventMessage,
     MalformedEventStream,
-    Message,
     MessageDecoder,
     encode_message,
 )
@@ -59,14 +59,14 @@ def test_messages_come_out_whole_however_their_bytes_arrive(size):
         for message in decoder.feed(data[at : at + size])
     ]
 
-    assert found == [Message(HEADERS, b'{"Records":[]}')] * 3
+    assert found == [EventMessage(HEADERS, b'{"Records":[]}')] * 3
     decoder.close()
 
 
 def test_headers_of_every_type_are_read_and_those_that_are_text_are_kept():
     (message,) = MessageDecoder().feed(frame_of(b"".join(EVERY_TYPE), b"x"))
 
-    assert message == Message({"text": "é"}, b"x")
+    assert message == EventMessage({"text": "é"}, b"x")
 
 
 def test_no_changed_byte_goes_unnoticed():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kclrun.config.changes import is_of_changes
+from kclrun.config.changes import reads_changes
 from kclrun.config.load import settings_of
 from kclrun.config.schema import stream_name
 from kclrun.errors import SettingsError
@@ -20,9 +20,9 @@ def settings(text):
 def test_a_stream_of_a_table_is_known_by_its_arn_and_called_by_its_table():
     made = settings(BASE + "decode: json\nstart: LATEST\n")
 
-    assert is_of_changes(made)
+    assert reads_changes(made)
     assert made.stream_names == stream_name(ARN) == "orders.v2"
-    assert not is_of_changes(settings(BASE.replace(ARN, "orders")))
+    assert not reads_changes(settings(BASE.replace(ARN, "orders")))
 
 
 @over_rows(

@@ -37,7 +37,7 @@ def proofs(watching, *looks):
         if shards is None:
             watching.page_came()
         else:
-            proven.append(watching.is_proven(shards, at))
+            proven.append(watching.listing_came(shards, at))
     return proven
 
 
@@ -90,7 +90,7 @@ def test_shards_are_listed_at_the_first_not_found_and_then_once_in_two_sync_peri
     watching = watch()
 
     assert watching.is_listing_due(0.0)
-    watching.is_proven(CHILDREN, 0.0)
+    watching.listing_came(CHILDREN, 0.0)
     assert not watching.is_listing_due(9.9)
     assert watching.is_listing_due(10.0)
     watching.listing_failed(10.0)

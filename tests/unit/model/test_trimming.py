@@ -42,8 +42,8 @@ def test_a_proof_needs_two_listings_that_say_trimmed_or_a_long_silence(shards, a
     patient = ExpiryWatch(id_of(3), LOW, [id_of(1)], apart_s=5.0, gives_up_unknown=True)
     times = (0.0, 4.9, 5.0, LISTING_LAG_MAX_S - 1, LISTING_LAG_MAX_S + 1)
 
-    proven = [watch.is_proven(shards, at) for at in times]
-    given_up = [patient.is_proven(shards, at) for at in times]
+    proven = [watch.listing_came(shards, at) for at in times]
+    given_up = [patient.listing_came(shards, at) for at in times]
 
     is_trimmed, is_unknown = absence is Absence.TRIMMED, absence is Absence.UNKNOWN
     assert proven == [False, False, *[is_trimmed] * 3]
@@ -56,4 +56,4 @@ def test_what_a_parent_named_is_known_to_be_too_new():
     watch = ExpiryWatch(id_of(3), None, ())
     watch.learn(listed(3, 1))
 
-    assert [watch.is_proven((listed(1),), at) for at in (0.0, 10.0, 1e6)] == [False] * 3
+    assert [watch.listing_came((listed(1),), at) for at in (0.0, 10.0, 1e6)] == [False] * 3

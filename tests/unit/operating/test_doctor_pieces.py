@@ -99,7 +99,7 @@ def test_a_lease_that_was_offered_just_now_is_not_stuck():
     assert Kind.STUCK_OFFER not in kinds(diagnose(look(before), look(now), circumstances()))
 
 
-def test_a_row_of_a_worker_that_hands_over_is_not_touched_while_it_lives():
+def test_a_row_of_a_worker_that_hands_over_waits_for_the_end_of_that_worker():
     handing = Lease(
         key="A", checkpoint=AT_1500, owner="java-2", checkpoint_owner="java-1", counter=4
     )
@@ -168,15 +168,15 @@ def test_parents_that_the_service_does_not_name_are_reported():
 def test_a_repair_stops_at_the_write_that_does_not_apply_and_the_others_go_on():
     table = LeaseRows()
     shards = (A, Shard("B", WHOLE, "1000"))
-    stuck = [
-        Lease(key=key, checkpoint=AT_1500, owner=OFFERED, counter=4, hash_range=WHOLE)
+    wrong = [
+        Lease(key=key, checkpoint=AT_1500, counter=4, hash_range=HashRange(5, 6))
         for key in ("A", "B")
     ]
-    for row in stuck:
+    for row in wrong:
         table.write(CreateLease(row))
-    seen = look(*stuck, shards=shards)
+    seen = look(*wrong, shards=shards)
     findings = diagnose(seen, seen, circumstances())
-    table.write(Take("A", "kclrun:a:x:n", OFFERED, 4, 10.0, "TRIM_HORIZON"))
+    table.write(Take("A", "kclrun:a:x:n", None, 4, 10.0, "TRIM_HORIZON"))
     table.write(Renew("A", "kclrun:a:x:n", 5))
     taken = table.raw("A")
 
@@ -184,20 +184,28 @@ def test_a_repair_stops_at_the_write_that_does_not_apply_and_the_others_go_on():
 
     assert [(m.finding.keys, m.applied, bool(m.problem)) for m in repaired] == [
         (("A",), 0, True),
-        (("B",), 2, False),
+        (("B",), 3, False),
     ]
     assert table.raw("A") == taken
-    assert table.read("B").owner is None
+    assert (table.read("B").owner, table.read("B").hash_range) == (None, WHOLE)
 
 
 def test_each_write_of_a_repair_has_its_words():
-    lost = Lease(key="A", checkpoint=AT_1500, owner="kclrun:a:x:n", counter=4, taken_from="java")
+    lost = Lease(
+        key="A",
+        checkpoint=AT_1500,
+        owner="kclrun:a:x:n",
+        counter=4,
+        hash_range=HashRange(5, 6),
+        taken_from="java",
+    )
     found = diagnose(look(lost), look(lost), circumstances())
 
     words = [change_in_words(change) for finding in found for change in finding.repair]
     assert words == [
         "take A, if its owner and counter (4) are as seen",
         "remove takenFrom of A",
+        "parents and range of A as the service lists them",
         "let A go: no owner, no hand-off, the same checkpoint",
     ]
 
@@ -232,12 +240,13 @@ def test_a_child_that_its_reader_created_before_a_listing_shows_it_is_no_orphan(
 
 
 def test_a_hole_in_one_of_several_streams_is_repaired_under_its_own_name():
-    shards = (A, Shard("B", WHOLE, "2000"))
+    """C shows how far the parent of both was read."""
+    shards = (Shard("B", WHOLE, "2000", None, "A"), Shard("C", WHOLE, "2000", None, "A"))
     listings = {
         stream: Listing(qualified_shards(stream, shards), 5.0, 0.0) for stream in (ORDERS, AUDITS)
     }
-    leased = [f"{ORDERS}:A", f"{ORDERS}:B", f"{AUDITS}:A"]
-    rows = tuple(Lease(key=each, checkpoint=TRIM_HORIZON) for each in leased)
+    leased = [f"{ORDERS}:B", f"{ORDERS}:C", f"{AUDITS}:C"]
+    rows = tuple(Lease(key=key, checkpoint=TRIM_HORIZON) for key in leased)
     seen = Look(rows, listings)
 
     [hole] = [

@@ -5,7 +5,7 @@ import pytest
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
-from kclrun.operating.finished import Finished, ended_in_stories
+from kclrun.operating.finished import FinishedShards, ended_in_stories
 from kclrun.operating.story import Entry
 
 BEGUN = ExtendedSequenceNumber("49671234567890123456789012345678901234567890123456789012")
@@ -63,7 +63,7 @@ CHILDREN = (row(1), row(2))
 def test_only_what_the_row_the_story_or_the_listing_proves_is_finished(
     rows, listed, ended, is_finished
 ):
-    judge = Finished(
+    judge = FinishedShards(
         {each.key: each for each in rows}, {each.shard_id: each for each in listed}, ended
     )
 
@@ -72,7 +72,7 @@ def test_only_what_the_row_the_story_or_the_listing_proves_is_finished(
 
 def test_rows_that_name_each_other_as_parents_end_the_search():
     rows = {key(0): row(0, parents=frozenset({key(1)})), key(2): row(2)}
-    judge = Finished(rows, {key(1): shard(1, 0), key(3): shard(3, 3)})
+    judge = FinishedShards(rows, {key(1): shard(1, 0), key(3): shard(3, 3)})
 
     assert judge.is_finished(key(3)) is False
     assert judge.is_named(key(1))

@@ -29,7 +29,7 @@ class Report(msgspec.Struct):
 
 def open_under(folder: Path) -> list[Path]:
     """What this process has open of a folder, the folder included."""
-    numbers = os.listdir("/proc/self/fd")  # noqa: PTH208 - names, not paths
+    numbers = os.listdir("/proc/self/fd")  # names, not paths
     links = [Path(f"/proc/self/fd/{number}") for number in numbers]
     paths = [link.readlink() for link in links if link.is_symlink()]
     return [path for path in paths if path.is_relative_to(folder)]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from kclrun.calling.delivery import host_fault
-from kclrun.codec.row_lines import ROW_BYTES_MAX, encode_row
+from kclrun.codec.row_lines import ROW_BYTES_MAX, encode_row_line
 from kclrun.errors import InvariantViolation, LimitExceeded, SinkError
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.outputs import emitted_rows, marks
@@ -390,7 +390,7 @@ def test_a_batch_inside_a_batch_is_our_bug(tmp_path):
 
 def test_dates_and_decimals_are_rows():
     row = {"at": datetime(2013, 1, 1, tzinfo=UTC), "sum": Decimal("1.10"), "text": "a\nb"}
-    assert encode_row(row) == b'{"at":"2013-01-01T00:00:00Z","sum":"1.10","text":"a\\nb"}\n'
+    assert encode_row_line(row) == b'{"at":"2013-01-01T00:00:00Z","sum":"1.10","text":"a\\nb"}\n'
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ def test_dates_and_decimals_are_rows():
 )
 def test_a_row_that_json_cannot_hold_is_refused_with_the_name_of_the_value(row, words):
     with pytest.raises(TypeError) as caught:
-        encode_row(row)
+        encode_row_line(row)
 
     assert words in str(caught.value)
 
@@ -414,7 +414,7 @@ def test_a_row_that_json_cannot_hold_is_refused_with_the_name_of_the_value(row, 
 )
 def test_what_json_cannot_hold_is_a_type_error_that_shows_no_value(row):
     with pytest.raises(TypeError) as refused:
-        encode_row(row)
+        encode_row_line(row)
     assert "canary" not in str(refused.value)
     assert "ud800" not in str(refused.value)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kclrun.page.lag_history import SAMPLES_MAX, LagHistory, level_of, measured_every_s
-from kclrun.page.shards_view import lineage_of
+from kclrun.page.lag_history import SAMPLES_MAX, LagHistory, lag_level, measured_every_s
+from kclrun.page.shards_view import lineage_tree
 from tests.support.tables import over_rows
 from tests.unit.page.fleet import key, lease, shard
 
@@ -11,7 +11,7 @@ from tests.unit.page.fleet import key, lease, shard
 def test_the_levels_of_a_lag():
     seconds = (None, 0.0, 10.0, 10.1, 60.0, 61.0, 600.0, 601.0, 3_600.0, 3_601.0)
 
-    assert [level_of(each) for each in seconds] == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
+    assert [lag_level(each) for each in seconds] == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
 
 
 @over_rows(
@@ -53,7 +53,7 @@ def test_the_history_keeps_the_latest_samples_and_forgets_shards_that_are_gone()
 def test_a_split_and_a_merge_are_a_tree_in_which_each_shard_is_once():
     listed = {key(n): shard(n, *of) for n, of in {0: (), 1: (0,), 2: (0,), 3: (1, 2)}.items()}
 
-    lineage = lineage_of({key(9): lease(9)}, listed, 100)
+    lineage = lineage_tree({key(9): lease(9)}, listed, 100)
 
     assert [(each.key, each.depth) for each in lineage.descents] == [
         (key(0), 0),
@@ -72,7 +72,7 @@ def test_rows_alone_tell_the_tree_and_name_strangers_in_vain():
         key(2): lease(2, parents=frozenset({"unknown"})),
     }
 
-    lineage = lineage_of(rows, {}, 100)
+    lineage = lineage_tree(rows, {}, 100)
 
     assert [each.key for each in lineage.descents] == [key(0), key(1)]
     assert lineage.alone == 1
@@ -83,9 +83,9 @@ def test_a_circle_and_a_tree_beyond_the_limit_are_counted_and_left_out():
         key(0): lease(0, parents=frozenset({key(1), key(0)})),
         key(1): lease(1, parents=frozenset({key(0)})),
     }
-    assert lineage_of(circle, {}, 100).left_out == 2
+    assert lineage_tree(circle, {}, 100).left_out == 2
 
     deep = {key(n): shard(n, *([n - 1] if n else [])) for n in range(5_000)}
-    lineage = lineage_of({}, deep, 1_000)
+    lineage = lineage_tree({}, deep, 1_000)
     assert (len(lineage.descents), lineage.left_out) == (1_000, 4_000)
     assert lineage.descents[-1].depth == 999

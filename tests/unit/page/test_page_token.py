@@ -27,7 +27,7 @@ def made(refused=lambda _count: None):
 
 def test_the_right_token_never_waits():
     token, time = made()
-    assert all(token.is_right(RIGHT) for _ in range(100))
+    assert all(token.check(RIGHT) for _ in range(100))
     assert time.now == 0.0
 
 
@@ -35,7 +35,7 @@ def test_three_hundred_wrong_tokens_take_twenty_minutes_and_each_is_said():
     said = []
     token, time = made(said.append)
 
-    assert not any(token.is_right(f"wrong-{number}") for number in range(300))
+    assert not any(token.check(f"wrong-{number}") for number in range(300))
 
     assert time.now > 15 * 60
     assert said == list(range(1, 301))
@@ -44,18 +44,18 @@ def test_three_hundred_wrong_tokens_take_twenty_minutes_and_each_is_said():
 def test_the_right_token_waits_as_a_wrong_one_does_and_then_works_at_once():
     token, time = made()
     for _ in range(3):
-        token.is_right("wrong")
+        token.check("wrong")
     before = time.now
 
-    assert token.is_right(RIGHT)
+    assert token.check(RIGHT)
     assert time.now == before + 1.0
-    assert token.is_right(RIGHT)
+    assert token.check(RIGHT)
     assert time.now == before + 1.0
 
 
 def test_wrong_tokens_at_once_wait_one_after_the_other():
     token, time = made()
-    threads = [threading.Thread(target=token.is_right, args=("wrong",)) for _ in range(20)]
+    threads = [threading.Thread(target=token.check, args=("wrong",)) for _ in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -65,6 +65,6 @@ def test_wrong_tokens_at_once_wait_one_after_the_other():
 
 def test_the_operator_may_mistype_once():
     token, time = made()
-    token.is_right("mistyped")
-    assert token.is_right(RIGHT)
+    token.check("mistyped")
+    assert token.check(RIGHT)
     assert time.now == 0.25

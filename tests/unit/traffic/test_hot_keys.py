@@ -11,14 +11,13 @@ from kclrun.codec.kpl import MAGIC, open_aggregates
 from kclrun.model.record import Record
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.traffic.hot_keys import (
-    COUNTERS_MAX,
     ERROR_MAX,
+    KEYS_COUNTED_MAX,
     KEYS_NAMED_MAX,
     LOAD_WEIGHED_MIN,
     HotKey,
     KeyMeter,
     ShardHeat,
-    SpaceSaving,
     split_point,
 )
 from tests.support.tables import over_rows
@@ -73,15 +72,6 @@ def mixed(shares, rest=None, count=60, size=100, seed=1):
         return [record(key or unique(), size, at) for key in named]
 
     return page
-
-
-def test_a_new_key_takes_over_the_smallest_counter_and_its_weight_as_an_error():
-    sketch = SpaceSaving(2)
-    for key, weight in (("a", 5), ("b", 3), ("b", 4), ("c", 1), ("d", 1)):
-        sketch.add((key, ""), weight)
-
-    # `a` is the smallest when `c` comes, and `c` (6) when `d` comes: `b` has 7.
-    assert sorted(sketch.counted()) == [(("b", ""), 7, 0), (("d", ""), 7, 6)]
 
 
 def test_a_report_comes_twice_a_window_and_not_with_each_page():
@@ -309,12 +299,15 @@ def test_what_no_meter_can_have_made_is_not_sound(changes):
     assert not msgspec.structs.replace(SOUND, **changes).is_sound
 
 
-def test_the_sketch_is_bounded_whatever_comes():
+def test_the_counts_are_bounded_whatever_comes_and_a_heavy_key_stays_in_them():
+    """A queue of few records: each page of aggregates is opened in many parts."""
     meter = KeyMeter(WHOLE, WINDOW_S, 0.0)
     for second in range(100):
-        meter.took([record(f"{second}-{n}") for n in range(2_000)], 0, float(second))
+        meter.took([Record(MAGIC + b"x" * 9_000, "whole", "1", 0.0)], 0, float(second))
+        for part in range(200):
+            key = "heavy" if part % 10 == 0 else f"{second}-{part}"
+            meter.opened([Record(b"x" * 100, key, "1", 0.0, aggregated=True)])
 
     for window in (meter._former, meter._present):
-        assert len(list(window.keys.counted())) <= COUNTERS_MAX
-        assert len(window.keys._heap) <= COUNTERS_MAX
-        assert len(window.samples) < 1_000
+        assert len(window.keys.weights) == KEYS_COUNTED_MAX
+        assert window.keys.weights["heavy", ""] == pytest.approx(window.keys.total / 10, rel=0.2)
