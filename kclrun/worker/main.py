@@ -26,7 +26,7 @@ from kclrun.aws.fan_out import FanOutReader
 from kclrun.aws.http.pool import CONNECTIONS_MAX
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.wire import HeldCredentials, WireClient
-from kclrun.calling.delivery import RowScope, host_fault
+from kclrun.calling.delivery import host_fault
 from kclrun.calling.method_checks import require_fit
 from kclrun.calling.records import CallTerms
 from kclrun.calling.timer_run import TimerRun
@@ -73,6 +73,7 @@ from kclrun.worker.giving_up import LeaseLetters
 from kclrun.worker.lease_outputs import LeaseOutputs
 from kclrun.worker.lease_thread import STDERR_FD, LeaseThread, ManagerChannel, Reporter
 from kclrun.worker.opening import DestinationRetries, OutputOpening, StateOpening
+from kclrun.worker.progress import Prepared
 from kclrun.worker.sharing import (
     SharedLease,
     SharedProcess,
@@ -80,6 +81,7 @@ from kclrun.worker.sharing import (
     rest_together_s,
     shard_here,
 )
+from kclrun.worker.timer_delivering import TimerClocks
 
 if TYPE_CHECKING:
     from kclrun.observe.traces import LeaseSpans
@@ -319,7 +321,7 @@ class LeaseProcess:
     ) -> None:
         self._spec = spec
         self._shared = shared
-        self._make_thread = daemon_thread if shared is None else shared.make_thread
+        self.make_thread = daemon_thread if shared is None else shared.make_thread
         self._rest_s = (
             functools.partial(rest_together_s, random.random())
             if shared is None
@@ -358,30 +360,22 @@ class LeaseProcess:
             fetch_watch=FetchWatch(self._fetch_view, silence_max_s(spec.source or spec.kinesis)),
             now=boottime,
             on_over=self._end_if_user_code_stays,
-            make_thread=self._make_thread,
+            make_thread=self.make_thread,
             rest_s=self._rest_s,
             spans=self._spans,
         )
-        self._deliverer = self._make_deliverer()
-
-    def _make_deliverer(self) -> Deliverer:
-        return Deliverer(
-            self._queue,
-            self._inbox.post,
-            self._spec.on_error,
-            prepare=self._prepare,
-            checkpoints=self._checkpoints,
-            report=self._reporter.report,
-            broke=self._lease_thread.break_off,
-            keep_letter=self._keep_letter,
-            settled=self._rows.settle,
-            sent=self._rows.sent,
-            spans=self._spans,
+        # As `DeliveryHost`, with `prepare`, `broke`, `keep_letter` and `fence`.
+        self.post = self._inbox.post
+        self.report = self._reporter.report
+        self.settled = self._rows.settle
+        self.sent = self._rows.sent
+        self._deliverer = Deliverer(
+            self._queue, self, spec.on_error, self._checkpoints, self._spans
         )
 
     def _outputs(self) -> LeaseOutputs:
         spec, queue, retries, spans = self._spec, self._queue, self._retries, self._spans
-        post, report, broke = self._inbox.post, self._reporter.report, self._break_off
+        post, report, broke = self._inbox.post, self._reporter.report, self.broke
         credentials, read_row = self._services.credentials, self._services.table.read
         state = StateOpening(
             spec, retries, report=report, broke=broke, credentials=credentials, read_row=read_row
@@ -397,7 +391,7 @@ class LeaseProcess:
             spans=spans,
         )
         return LeaseOutputs(
-            spec, queue, retries, opening, post=post, broke=broke, make_thread=self._make_thread
+            spec, queue, retries, opening, post=post, broke=broke, make_thread=self.make_thread
         )
 
     def _open_spans(self, traces: TracePolicy) -> LeaseSpans:
@@ -459,7 +453,8 @@ class LeaseProcess:
     def _write_coroutines(self, file: TextIO) -> None:
         self._deliverer.write_coroutines(file)
 
-    def _break_off(self, error: BaseException) -> None:
+    def broke(self, error: BaseException) -> None:
+        """End the process; its successor begins anew. Any thread."""
         self._lease_thread.break_off(error)
 
     def _end_if_user_code_stays(self) -> None:
@@ -473,7 +468,7 @@ class LeaseProcess:
             finally:  # also if closing the output fails: the lease is not renewed any more
                 os._exit(code)
 
-    def _prepare(self, row: Lease) -> tuple[RecordProcessor, RowScope | None, Decoding | None]:
+    def prepare(self, row: Lease) -> Prepared:
         """Make and initialise a new processor; then reading begins. On the main thread."""
         paths = [Path(path) for path in self._spec.import_paths]
         kind = load_processor(self._spec.processor, paths)
@@ -505,7 +500,7 @@ class LeaseProcess:
         if is_single:
             self._take_records(processor, context, decoding)
         self._begin_fetching(row, claimed)
-        return processor, self._rows, decoding
+        return Prepared(processor, self._rows, decoding)
 
     def _take_timers(
         self, processor: RecordProcessor, times: EventTimes, row: Lease
@@ -528,9 +523,13 @@ class LeaseProcess:
             timers,
             processor,
             self._rows,
-            self._rows.round_every_s,
-            quiet=lambda: self._fetch_view().quiet,
-            wall=None if self._spec.replay is not None and self._spec.replay.stop else time.time,
+            TimerClocks(
+                self._rows.round_every_s,
+                quiet=lambda: self._fetch_view().quiet,
+                wall=None
+                if self._spec.replay is not None and self._spec.replay.stop
+                else time.time,
+            ),
         )
         return timers
 
@@ -539,13 +538,10 @@ class LeaseProcess:
     ) -> None:
         concurrency, policy = self._spec.concurrency or Concurrency(), self._spec.on_error
         self._deliverer.take_records(
-            CallTerms(processor, context, concurrency, policy, decoding),
-            self._rows,
-            fence=self._fence,
-            make_thread=self._make_thread,
+            CallTerms(processor, context, concurrency, policy, decoding), self._rows
         )
 
-    def _fence(self) -> Instant | None:
+    def fence(self) -> Instant | None:
         """Until when the lease is proven ours; None once it is lost. Any thread."""
         machine = self._machine
         return None if machine.state in {State.LOSING, State.LOST} else machine.own.fence
@@ -600,9 +596,9 @@ class LeaseProcess:
         self._queue.halt()  # at once: the lease thread may stop delivery only after the next batch
         self._inbox.post(ReleaseRequested())
 
-    def _keep_letter(self, record: Record, failure: Failure, calls: int) -> None:
+    def keep_letter(self, record: Record, failure: Failure, calls: int) -> None:
         """Keep a record that was given up. Raises: SinkError."""
-        delivered, durable = self._deliverer.delivered, self._checkpoints.durable
+        delivered, durable = self._deliverer.progress.delivered, self._checkpoints.durable
         self._letters.keep(record, failure, calls, delivered=delivered, durable=durable)
 
     def _open_letters(self) -> LetterStore:
@@ -610,7 +606,7 @@ class LeaseProcess:
         return open_letters(spec.letters, spec.kinesis, self._services.credentials)
 
     def _cover(self, position: ExtendedSequenceNumber | None) -> None:
-        covered = position or self._deliverer.delivered
+        covered = position or self._deliverer.progress.delivered
         if covered is not None:
             self._rows.cover(covered)
 
@@ -645,7 +641,7 @@ class LeaseProcess:
             meter=key_meter(spec),
             heat=self._reporter.report,
             fetched=None if self._spans is None else self._spans.fetched,
-            make_thread=self._make_thread,
+            make_thread=self.make_thread,
             rest_s=self._rest_s,
         )
         self._fetching.start()
