@@ -15,7 +15,7 @@ from kclrun.codec.values import Decode, decoder_of_type, decoding, is_value_type
 from kclrun.errors import ProcessorLoadError
 from kclrun.loading import decoded_options, load_decoding
 from kclrun.model.output import MAIN_OUTPUT, setting_of
-from kclrun.model.policies import Concurrency, ErrorPolicy, Order, Then
+from kclrun.model.policies import CheckpointPolicy, Concurrency, ErrorPolicy, Order, Then
 from kclrun.model.record import Decoding, Record
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
@@ -118,14 +118,16 @@ def run_processor(
     'SHARD_END'
     """
     life = Life(
-        Ledger(position, MemoryState(state, after), known_outputs(outputs, schema)),
+        Ledger(
+            position,
+            MemoryState(Timing(lateness_s, every_s, wall_until, idle_s), state, after),
+            known_outputs(outputs, schema),
+        ),
         _decoding(processor, decode),
         concurrency=None if concurrency is None else Concurrency(concurrency, order, timeout_s),
-        mode=checkpoint,
+        checkpoint=CheckpointPolicy(mode=checkpoint, uncheckpointed_max=uncheckpointed_max),
         batch_max=batch_max,
-        uncheckpointed_max=uncheckpointed_max,
         policy=ErrorPolicy(retries, 0.0, then),
-        timing=Timing(lateness_s, every_s, wall_until, idle_s),
         make_runner=inline_runner if seed is None else SeededRunners(seed),
         ends=Crashes(crash_after, crash_at_checkpoint),
     )

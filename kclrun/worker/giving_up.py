@@ -18,7 +18,7 @@ from kclrun.calling.tracebacks import Failure
 from kclrun.errors import LetterTooLarge, SinkError
 from kclrun.ipc.board import StartSpec
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
-from kclrun.model.letter import Letter, LetterOwner, Takeover
+from kclrun.model.letter import Letter, LetterOwner, LetterSource, Takeover
 from kclrun.model.output import Cursor
 from kclrun.model.policies import Then
 from kclrun.model.record import Record
@@ -161,6 +161,9 @@ class LeaseLetters:
         self, spec: StartSpec, table: LeaseTable, open_store: Callable[[], LetterStore]
     ) -> None:
         self._spec = spec
+        self._source = LetterSource(
+            spec.application, spec.processor, spec.stream_name, spec.shard_id
+        )
         self._key, self._me = LeaseKey(spec.lease_key), OwnerId(spec.owner)
         self._table = table
         self._open = open_store
@@ -210,7 +213,6 @@ class LeaseLetters:
         the former owner [P19] has passed the record meanwhile, that owner has processed it, and no
         letter is kept. Raises: SinkError, also while the row cannot be written.
         """
-        spec = self._spec
         with self._keeping:
             row = self._note(max(record.position, (delivered or record.position).of_record))
             if row is not None and row.checkpoint > (durable or self._began):
@@ -219,10 +221,7 @@ class LeaseLetters:
                 return
             letter = Letter.of(
                 record,
-                application=spec.application,
-                processor=spec.processor,
-                stream=spec.stream_name,
-                shard_id=spec.shard_id,
+                self._source,
                 error=failure.error,
                 raised_at=failure.raised_at,
                 traceback=failure.traceback_text,

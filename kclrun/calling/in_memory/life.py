@@ -14,12 +14,12 @@ from kclrun.calling.in_memory.batches import MemoryBatches
 from kclrun.calling.in_memory.ends import Ends
 from kclrun.calling.in_memory.methods import MemoryMethods, MemoryTimers
 from kclrun.calling.in_memory.records import MakeInline, MemoryRecords, inline_runner
-from kclrun.calling.in_memory.states import Ledger, Timing
+from kclrun.calling.in_memory.states import Ledger
 from kclrun.calling.method_checks import NO_ORDER, require_fit
 from kclrun.calling.records import CallTerms
 from kclrun.errors import ProcessorError, StaleCheckpoint
 from kclrun.methods import call_method, fires_timers, refuse_deferred
-from kclrun.model.policies import Concurrency, ErrorPolicy
+from kclrun.model.policies import CheckpointPolicy, Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.processor import Checkpointer, Context, RecordProcessor
@@ -80,21 +80,19 @@ class Life:
         decoding: Decoding | None,
         *,
         concurrency: Concurrency | None,
-        mode: Mode,
+        checkpoint: CheckpointPolicy,
         batch_max: int,
-        uncheckpointed_max: int,
         policy: ErrorPolicy,
-        timing: Timing,
         make_runner: MakeInline = inline_runner,
         ends: Ends | None = None,
     ) -> None:
-        if batch_max < 1 or uncheckpointed_max < 1:
+        if batch_max < 1 or checkpoint.uncheckpointed_max < 1:
             raise ValueError("batch_max and uncheckpointed_max are at least 1")
         self.run = Run(ledger.rows, ledger.checkpoints, ledger.position, outputs=ledger.outputs)
         self.ledger = ledger
-        self._mode = mode
+        self._mode = checkpoint.mode
         self._batch_max = batch_max
-        self._uncheckpointed_max = uncheckpointed_max
+        self._uncheckpointed_max = checkpoint.uncheckpointed_max
         self._policy = policy
         self._ends = ends = ends or Ends()
         self._batches = MemoryBatches(
@@ -110,7 +108,6 @@ class Life:
         self._concurrency = concurrency
         self._make_runner = make_runner
         self._single: MemoryRecords | None = None
-        self._timing = timing
         self._timers: MemoryTimers | None = None
         # Each attempt of `initialize` has an instance of its own.
         self.times = EventTimes(self._event_time)
@@ -163,14 +160,14 @@ class Life:
         self.run.processors[:] = [self._processor]
         self.run.calls.append(Call("initialize"))
         if fires_timers(self._processor):
-            timing = self._timing
+            state = self.ledger.state
             self._timers = MemoryTimers(
-                self.ledger.state.run_timers(context.position, timing, self.times),
+                state.run_timers(context.position, self.times),
                 self.ledger,
                 self._methods,
                 call=lambda timer: self._call("on_timer", timer),
                 is_released=lambda: self.run.released,
-                wall_until=timing.wall_until,
+                wall_until=state.timing.wall_until,
             )
         call_method(self._processor, "initialize", context)
         if self._is_single:

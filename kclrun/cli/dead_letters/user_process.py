@@ -29,7 +29,7 @@ from kclrun.loading import decoded_options, load_decoder, load_decoding, load_pr
 from kclrun.model.letter import Letter
 from kclrun.model.output import MAIN_OUTPUT, OutputDestination, RowsOf, setting_of
 from kclrun.model.output import redriven as redriven_from
-from kclrun.model.policies import ErrorPolicy
+from kclrun.model.policies import CheckpointPolicy, ErrorPolicy
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.text import sanitize
@@ -143,14 +143,14 @@ def _run(
     # With places, `LetterRows` refuses the rows of the letter at fault alone.
     names = None if job.places else ()
     life = Life(
-        Ledger(TRIM_HORIZON, MemoryState(), names),
+        Ledger(TRIM_HORIZON, MemoryState(_TIMING), names),
         load_decoding(None, processor, [], _registry(job)) if decode is None else decoding(decode),
         concurrency=None,
-        mode="manual" if job.is_manual else "batch",
+        checkpoint=CheckpointPolicy(
+            mode="manual" if job.is_manual else "batch", uncheckpointed_max=job.uncheckpointed_max
+        ),
         batch_max=1 if job.places else job.batch_max,
-        uncheckpointed_max=job.uncheckpointed_max,
         policy=ErrorPolicy(job.retries, 0.0, "skip"),
-        timing=_TIMING,
     )
     shard_id = letters[0].shard_id
     context = Context(
