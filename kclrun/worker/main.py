@@ -68,17 +68,23 @@ from kclrun.traffic.hot_keys import KeyMeter
 from kclrun.worker import tampering
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
-from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s
+from kclrun.worker.fetching import (
+    FetchPlan,
+    FetchThread,
+    FetchView,
+    FetchWatch,
+    ShardSource,
+    silence_max_s,
+)
 from kclrun.worker.giving_up import LeaseLetters
 from kclrun.worker.lease_outputs import LeaseOutputs
 from kclrun.worker.lease_thread import STDERR_FD, LeaseThread, ManagerChannel, Reporter
 from kclrun.worker.opening import DestinationRetries, OutputOpening, StateOpening
 from kclrun.worker.progress import Prepared
 from kclrun.worker.sharing import (
+    OwnThreads,
     SharedLease,
     SharedProcess,
-    daemon_thread,
-    rest_together_s,
     shard_here,
 )
 from kclrun.worker.timer_delivering import TimerClocks
@@ -321,19 +327,13 @@ class LeaseProcess:
     ) -> None:
         self._spec = spec
         self._shared = shared
-        self.make_thread = daemon_thread if shared is None else shared.make_thread
-        self._rest_s = (
-            functools.partial(rest_together_s, random.random())
-            if shared is None
-            else shared.process.rest_s
-        )
+        self._threads = OwnThreads() if shared is None else shared
         self._report_broken = functools.partial(_broke, ring=ring, doorbell=doorbell)
         self._services = services(spec) if shared is None else _shared_services(spec, shared)
         self._inbox = Inbox()
         turn = None if shared is None else shared.process.turn
         self._queue = DeliveryQueue(queue_limits(spec), boottime, turn)
-        cpu_s = time.process_time if shared is None else shared.cpu_s
-        self._machine = LeaseStateMachine(lease_policy(spec), random.random, cpu_s)
+        self._machine = LeaseStateMachine(lease_policy(spec), random.random, self._threads.cpu_s)
         self._user_code_returned = threading.Event()
         self._letters = LeaseLetters(spec, self._services.table, self._open_letters)
         self._fetching: FetchThread | None = None
@@ -360,15 +360,18 @@ class LeaseProcess:
             fetch_watch=FetchWatch(self._fetch_view, silence_max_s(spec.source or spec.kinesis)),
             now=boottime,
             on_over=self._end_if_user_code_stays,
-            make_thread=self.make_thread,
-            rest_s=self._rest_s,
+            make_thread=self._threads.make_thread,
+            rest_s=self._threads.rest_s,
             spans=self._spans,
         )
-        # As `DeliveryHost`, with `prepare`, `broke`, `keep_letter` and `fence`.
+        # As `DeliveryHost` and `FetchHost`, with the methods that are not private.
         self.post = self._inbox.post
         self.report = self._reporter.report
+        self.warn = self._reporter.warn
+        self.records_lost = self._reporter.records_lost
         self.settled = self._rows.settle
         self.sent = self._rows.sent
+        self.make_thread = self._threads.make_thread
         self._deliverer = Deliverer(
             self._queue, self, spec.on_error, self._checkpoints, self._spans
         )
@@ -391,7 +394,13 @@ class LeaseProcess:
             spans=spans,
         )
         return LeaseOutputs(
-            spec, queue, retries, opening, post=post, broke=broke, make_thread=self.make_thread
+            spec,
+            queue,
+            retries,
+            opening,
+            post=post,
+            broke=broke,
+            make_thread=self._threads.make_thread,
         )
 
     def _open_spans(self, traces: TracePolicy) -> LeaseSpans:
@@ -621,6 +630,7 @@ class LeaseProcess:
             start=first_start(read_from, spec.start_timestamp, WallTime(time.time())),
             checkpoint=row.checkpoint,
             expiry=expiry_watch(spec, row),
+            pacing=pacing(spec),
             hash_range=hash_range(spec),
             kpl_range=spec.fetch.kpl_range,
             stream=stream_of(spec.lease_key),
@@ -628,23 +638,19 @@ class LeaseProcess:
         )
         self._fetching = FetchThread(
             plan,
-            self._services.reader,
-            self._services.admin,
+            ShardSource(self._services.reader, self._services.admin, self._services.subscriber),
             self._queue,
-            pacing(spec),
+            self,
+            threads=self._threads,
             now=boottime,
-            warn=self._reporter.warn,
-            lost=self._reporter.records_lost,
-            broke=self._lease_thread.break_off,
-            reached_tip=lambda: self._inbox.post(Ticked()),
-            subscriber=self._services.subscriber,
             meter=key_meter(spec),
-            heat=self._reporter.report,
-            fetched=None if self._spans is None else self._spans.fetched,
-            make_thread=self.make_thread,
-            rest_s=self._rest_s,
+            spans=self._spans,
         )
         self._fetching.start()
+
+    def reached_tip(self) -> None:
+        """The lease thread looks at once: a run may end at the tip."""
+        self._inbox.post(Ticked())
 
     def stop_reporting(self) -> None:
         """Report nothing any more: the fetch thread may still wait for an answer."""
