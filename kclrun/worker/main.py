@@ -19,13 +19,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-import msgspec
-
-from kclrun.aws.changes.stream import admin_of, reader_of, signing_service
-from kclrun.aws.fan_out import FanOutReader
-from kclrun.aws.http.pool import CONNECTIONS_MAX
-from kclrun.aws.lease_table import DynamoLeaseTable
-from kclrun.aws.wire import HeldCredentials, WireClient
 from kclrun.calling.delivery import host_fault
 from kclrun.calling.method_checks import require_fit
 from kclrun.calling.records import CallTerms
@@ -41,33 +34,29 @@ from kclrun.ipc.channel import Channel, Doorbell, NoMessage, PeerGone
 from kclrun.ipc.ring import EventRing
 from kclrun.lease.commands import ExitCause
 from kclrun.lease.events import ReleaseRequested, Ticked
-from kclrun.lease.policy import LeasePolicy, Pacing, batch_records_max, first_start
+from kclrun.lease.policy import first_start
 from kclrun.lease.state_machine import LeaseStateMachine
 from kclrun.lease.states import State
 from kclrun.loading import decoded_options, load_decoding, load_function, load_processor
 from kclrun.methods import call_method, fires_timers, unused_event_time
-from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.lease import Lease
 from kclrun.model.output import setting_of
 from kclrun.model.policies import Concurrency, TracePolicy
 from kclrun.model.record import Decoding, Record
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
-from kclrun.model.shard import HashRange
-from kclrun.model.stream import is_change_stream, shard_id_of, stream_of
+from kclrun.model.stream import stream_of
 from kclrun.model.time import Instant, WallTime
-from kclrun.model.wire import WireEndpoint
 from kclrun.observe.loggers import LoggerLevels
 from kclrun.observe.logs import OWN_LOGGER, EventLog, LineSink, configure_lease_logging
 from kclrun.outputs.durable_files import keep_from_children
-from kclrun.ports import LeaseTable, LetterStore, ShardReader, ShardSubscriber, StreamAdmin
+from kclrun.ports import LetterStore
 from kclrun.processor import Context, RecordProcessor, Row
 from kclrun.protocol.reports import DEAD_LETTER, ProcessBroke, StartUnclaimed
-from kclrun.protocol.trimming import ExpiryWatch
 from kclrun.state.event_times import EventTimes
-from kclrun.traffic.hot_keys import KeyMeter
-from kclrun.worker import tampering
+from kclrun.worker import assembly, tampering
 from kclrun.worker.delivering import Deliverer
-from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
+from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox
 from kclrun.worker.fetching import (
     FetchPlan,
     FetchThread,
@@ -77,9 +66,13 @@ from kclrun.worker.fetching import (
     silence_max_s,
 )
 from kclrun.worker.giving_up import LeaseLetters
+from kclrun.worker.lease_driver import LeaseDriver
 from kclrun.worker.lease_outputs import LeaseOutputs
-from kclrun.worker.lease_thread import STDERR_FD, LeaseThread, ManagerChannel, Reporter
+from kclrun.worker.lease_thread import LeaseThread
+from kclrun.worker.look_ups import LookUps
+from kclrun.worker.manager_line import STDERR_FD, ManagerChannel, Reporter
 from kclrun.worker.opening import DestinationRetries, OutputOpening, StateOpening
+from kclrun.worker.own_row import OwnRow
 from kclrun.worker.progress import Prepared
 from kclrun.worker.sharing import (
     OwnThreads,
@@ -92,105 +85,6 @@ from kclrun.worker.timer_delivering import TimerClocks
 if TYPE_CHECKING:
     from kclrun.observe.traces import LeaseSpans
 
-# One write of the row may take at most a quarter of the failover: three writes and a read of the
-# row fit before the fence.
-WRITE_SHARE: Final = 0.25
-
-
-class Services(msgspec.Struct, frozen=True):
-    """The ports of one lease process."""
-
-    reader: ShardReader
-    admin: StreamAdmin
-    table: LeaseTable
-    credentials: HeldCredentials
-    subscriber: ShardSubscriber | None = None
-
-
-def services(spec: StartSpec, connections_max: int = CONNECTIONS_MAX) -> Services:
-    """Clients made in this process, after the fork; no request is made yet."""
-    credentials = HeldCredentials(spec.credentials)
-    client = functools.partial(WireClient, credentials=credentials, connections_max=connections_max)
-    stream = spec.stream_arn or spec.stream_name
-    source = client(spec.source or spec.kinesis, service=signing_service(stream))
-    dynamodb = client(table_endpoint(spec), service="dynamodb")
-    return Services(
-        reader=reader_of(source, stream),
-        subscriber=FanOutReader(source, spec.consumer_arn) if spec.consumer_arn else None,
-        admin=admin_of(source, stream),
-        table=DynamoLeaseTable(dynamodb, spec.table_name),
-        credentials=credentials,
-    )
-
-
-def _shared_services(spec: StartSpec, lease: SharedLease) -> Services:
-    """One set of clients for the leases of a process: connections and TLS take most memory."""
-    names = (spec.stream_arn or spec.stream_name, spec.consumer_arn, spec.table_name)
-    patience_s = table_endpoint(spec).read_timeout_s  # follows the failover of the fleet
-    return lease.process.part((*names, patience_s), lambda: services(spec, _SHARED_CONNECTIONS_MAX))
-
-
-def table_endpoint(spec: StartSpec) -> WireEndpoint:
-    """The lease table's endpoint with time-outs that leave room for three writes per failover."""
-    patience_s = min(spec.dynamodb.read_timeout_s, spec.failover_s * WRITE_SHARE)
-    return msgspec.structs.replace(
-        spec.dynamodb,
-        read_timeout_s=patience_s,
-        connect_timeout_s=min(spec.dynamodb.connect_timeout_s, patience_s),
-    )
-
-
-def lease_policy(spec: StartSpec) -> LeasePolicy:
-    return LeasePolicy(
-        key=LeaseKey(spec.lease_key),
-        me=OwnerId(spec.owner),
-        seen_counter=spec.seen_counter,
-        expires_instant=spec.expires_instant,
-        failover_s=spec.failover_s,
-        checkpoint=spec.checkpoint,
-        has_waited=spec.has_waited,
-        past_pause=spec.past_pause,
-        others_in_sight=spec.others_in_sight,
-        has_keyed_state=spec.state is not None,
-        has_outputs=spec.state is not None or any(not place.grows for place in spec.outputs),
-        has_storing_outputs=spec.state is not None
-        or any(place.stores_cursor for place in spec.outputs),
-        is_bounded=spec.replay is not None,
-    )
-
-
-def pacing(spec: StartSpec) -> Pacing:
-    return Pacing(spec.fetch.idle_s, spec.fetch.floor_s, spec.fetch.every_s)
-
-
-def queue_limits(spec: StartSpec) -> QueueLimits:
-    half_the_cap = batch_records_max(spec.checkpoint.uncheckpointed_max)
-    return QueueLimits(spec.fetch.buffer_bytes, min(spec.fetch.batch_max, half_the_cap))
-
-
-def expiry_watch(spec: StartSpec, row: Lease) -> ExpiryWatch:
-    """By bare ids, as the service lists them."""
-    parents = [shard_id_of(parent) for parent in row.parents]
-    return ExpiryWatch(
-        spec.shard_id,
-        row.hash_range,
-        parents,
-        apart_s=spec.failover_s,
-        may_be_listed=is_change_stream(spec.stream_arn or spec.stream_name),
-    )
-
-
-def hash_range(spec: StartSpec) -> HashRange | None:
-    if spec.hash_range_start is None or spec.hash_range_end is None:
-        return None
-    return HashRange(int(spec.hash_range_start), int(spec.hash_range_end))
-
-
-def key_meter(spec: StartSpec) -> KeyMeter | None:
-    window_s = spec.fetch.hot_window_s
-    return KeyMeter(hash_range(spec), window_s, boottime()) if window_s else None
-
-
 # The manager sends the start command right after the fork, without waiting.
 BEGIN_WAIT_S: Final = 10.0
 # User code that still runs when the lease is over gets this long to return. If a longer wait is
@@ -201,9 +95,6 @@ STUCK: Final = (
     "its lease is over and its user code has not returned: the process that it shares ends, and the"
     " other leases in it start again"
 )
-# At most three threads of each of 64 leases send requests at once.
-_SHARED_CONNECTIONS_MAX: Final = 192
-
 _CODES: Final = {
     ExitCause.DONE: exit_codes.DONE,
     ExitCause.UNCLAIMED: exit_codes.UNCLAIMED,
@@ -329,11 +220,15 @@ class LeaseProcess:
         self._shared = shared
         self._threads = OwnThreads() if shared is None else shared
         self._report_broken = functools.partial(_broke, ring=ring, doorbell=doorbell)
-        self._services = services(spec) if shared is None else _shared_services(spec, shared)
+        self._services = (
+            assembly.services(spec) if shared is None else assembly.shared_services(spec, shared)
+        )
         self._inbox = Inbox()
         turn = None if shared is None else shared.process.turn
-        self._queue = DeliveryQueue(queue_limits(spec), boottime, turn)
-        self._machine = LeaseStateMachine(lease_policy(spec), random.random, self._threads.cpu_s)
+        self._queue = DeliveryQueue(assembly.queue_limits(spec), boottime, turn)
+        self._machine = LeaseStateMachine(
+            assembly.lease_policy(spec), random.random, self._threads.cpu_s
+        )
         self._user_code_returned = threading.Event()
         self._letters = LeaseLetters(spec, self._services.table, self._open_letters)
         self._fetching: FetchThread | None = None
@@ -347,22 +242,16 @@ class LeaseProcess:
         )
         replace = self._services.credentials.replace
         self._line = ManagerChannel(channel, replace, self._write_coroutines)
+        fetch_watch = FetchWatch(self._fetch_view, silence_max_s(spec.source or spec.kinesis))
         self._lease_thread = LeaseThread(
-            self._machine,
+            self._lease_driver(fetch_watch),
             self._inbox,
+            self._line,
             self._queue,
-            table=self._services.table,
-            admin=self._services.admin,
-            checkpoints=self._checkpoints,
-            rows=self._rows,
-            line=self._line,
-            reporter=self._reporter,
-            fetch_watch=FetchWatch(self._fetch_view, silence_max_s(spec.source or spec.kinesis)),
+            fetch_watch=fetch_watch,
+            threads=self._threads,
             now=boottime,
             on_over=self._end_if_user_code_stays,
-            make_thread=self._threads.make_thread,
-            rest_s=self._threads.rest_s,
-            spans=self._spans,
         )
         # As `DeliveryHost` and `FetchHost`, with the methods that are not private.
         self.post = self._inbox.post
@@ -374,6 +263,36 @@ class LeaseProcess:
         self.make_thread = self._threads.make_thread
         self._deliverer = Deliverer(
             self._queue, self, spec.on_error, self._checkpoints, self._spans
+        )
+
+    def _lease_driver(self, fetch_watch: FetchWatch) -> LeaseDriver:
+        own_row = OwnRow(
+            self._services.table,
+            self._machine.own,
+            make_durable=self._rows.make_durable,
+            note_send=self._reporter.note_send,
+            now=boottime,
+            spans=self._spans,
+        )
+        look_ups = LookUps(
+            self._services.table,
+            self._services.admin,
+            self._machine.own.key,
+            post=self._inbox.post,
+            broke=self.broke,
+            fetch_watch=fetch_watch,
+            now=boottime,
+            make_thread=self._threads.make_thread,
+        )
+        return LeaseDriver(
+            self._machine,
+            own_row=own_row,
+            look_ups=look_ups,
+            queue=self._queue,
+            rows=self._rows,
+            checkpoints=self._checkpoints,
+            reporter=self._reporter,
+            now=boottime,
         )
 
     def _outputs(self) -> LeaseOutputs:
@@ -629,9 +548,9 @@ class LeaseProcess:
             shard_id=spec.shard_id,
             start=first_start(read_from, spec.start_timestamp, WallTime(time.time())),
             checkpoint=row.checkpoint,
-            expiry=expiry_watch(spec, row),
-            pacing=pacing(spec),
-            hash_range=hash_range(spec),
+            expiry=assembly.expiry_watch(spec, row),
+            pacing=assembly.pacing(spec),
+            hash_range=assembly.hash_range(spec),
             kpl_range=spec.fetch.kpl_range,
             stream=stream_of(spec.lease_key),
             replay=spec.replay,
@@ -643,7 +562,7 @@ class LeaseProcess:
             self,
             threads=self._threads,
             now=boottime,
-            meter=key_meter(spec),
+            meter=assembly.key_meter(spec),
             spans=self._spans,
         )
         self._fetching.start()
