@@ -57,13 +57,13 @@ class EndWhenCaughtUp:
         """Check whether the fleet has caught up; then the stop begins."""
         if not self._manager.is_running:
             return
-        reasons = why_not_caught_up(self._manager.core, now, self._are_read)
+        reasons = why_not_caught_up(self._manager.core.caught_up, now, self._are_read)
         self._note_waiting(reasons, statuses)
         is_caught_up = self._caught_up.look(
             now, is_source_done=self._source_is_done(), blockers=reasons, statuses=statuses
         )
         if is_caught_up:
-            halted = self._manager.core.halted()
+            halted = self._manager.core.caught_up.halted()
             self._log.note("caught_up", halted=len(halted))
             reason = ExitReason.HALTED if halted else ExitReason.CAUGHT_UP
             self._manager.drain(reason.value, at_its_end=reason)
@@ -72,7 +72,7 @@ class EndWhenCaughtUp:
         """Log once that only other owners' work is waited for: this machine has nothing to do."""
         if self._is_waiting or not reasons or not all(map(is_at_tip, statuses)):
             return
-        if any(self._manager.core.read_elsewhere()):
+        if any(self._manager.core.caught_up.read_elsewhere()):
             self._is_waiting = True
             self._log.note("waiting_for_others", reason=reasons[0])
 

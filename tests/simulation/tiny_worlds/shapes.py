@@ -112,10 +112,10 @@ class Shapes:
             return mind[index[part, name]]
 
         names = sheet.names
-        sheet.at(of("LeaseManager", "_scan_instant"))
-        sheet.at(of("LeaseManager", "_scanned_instant"), 1.0)
+        sheet.at(of("ScanPlan", "instant"))
+        sheet.at(of("ScanPlan", "began_instant"), 1.0)
         sheet.at(of("OfferWatch", "_find_instant"))
-        children = of("LeaseManager", "_children_of_mine")
+        children = of("ChildrenOfMine", "ended_instants")
         for ended in children.values():
             sheet.at(ended, FRESH)
         rows = [of("Observation", column) for column in ("_keys", "_owners", "_counters")]
@@ -155,12 +155,12 @@ class Shapes:
             sheet.at(each.left_instant)
         listing = of("Auditor", "listing")
         return (
-            of("LeaseManager", "_view") is None,
-            of("LeaseManager", "_scan_instant") is None,
-            of("LeaseManager", "_is_scanning"),
-            of("LeaseManager", "_has_waited"),
-            of("LeaseManager", "_lacks_phase"),
-            of("LeaseManager", "_hasty_scans"),
+            of("LastScan", "view") is None,
+            of("ScanPlan", "instant") is None,
+            of("ScanPlan", "is_under_way"),
+            of("ListingPlan", "_has_waited"),
+            of("ScanPlan", "_lacks_phase"),
+            of("ScanPlan", "_hasty_scans"),
             turn < inf,
             of("Balancer", "_holdings_at_look"),
             tuple(frozenset(keys) for _, keys in recent),
