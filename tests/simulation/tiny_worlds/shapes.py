@@ -204,25 +204,25 @@ class Shapes:
         )
 
     def _shape_of_held_lease(self, sheet: Sheet, held_lease):
-        flight = held_lease.in_flight
+        requests, flight = held_lease.requests, held_lease.requests.in_flight
         sheet.at(held_lease.confirmed_instant, FRESH)
         sheet.at(held_lease.renew_instant)
         sheet.at(held_lease.rest_until)
         sheet.at(held_lease.ours_instant, FRESH)
         if flight.change is not None:
-            sheet.at(held_lease.sent_instant, FRESH)
+            sheet.at(requests.sent_instant, FRESH)
         return (
             held_lease.key,
             held_lease.state.value,
             sheet.lease(held_lease.row),
             flight.change and sheet.change(flight.change),
-            flight.change and (min(held_lease.attempts, 8), bool(flight.unresolved)),
-            held_lease.is_reading,
-            min(held_lease.misses, 8),
+            flight.change and (min(requests.attempts, 8), bool(flight.unresolved)),
+            requests.is_reading,
+            min(requests.misses, 8),
             held_lease.is_proven,
-            held_lease.should_ask_parents,
-            held_lease.is_asking_parents,
-            held_lease.are_parents_over,
+            held_lease.parents.should_ask,
+            held_lease.parents.is_asking,
+            held_lease.parents.are_over,
             min(held_lease.restarts.deaths, 5),
             min(held_lease.restarts._stops, 7),
             held_lease.ours_instant is None,

@@ -154,7 +154,9 @@ def _copy_of_in_flight(in_flight):
 def _copy_of_held_lease(held_lease):
     held_lease = copy.copy(held_lease)
     held_lease.restarts = copy.copy(held_lease.restarts)
-    held_lease.in_flight = _copy_of_in_flight(held_lease.in_flight)
+    held_lease.parents = copy.copy(held_lease.parents)
+    held_lease.requests = copy.copy(held_lease.requests)
+    held_lease.requests.in_flight = _copy_of_in_flight(held_lease.requests.in_flight)
     return held_lease
 
 
