@@ -7,11 +7,14 @@ shell reads on from the row's checkpoint (`manager/tips.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
+from kclrun.leases.auditing import Audits
 from kclrun.leases.held_lease import HeldLease
-from kclrun.leases.table_view import Observation, TableView, is_unowned
+from kclrun.leases.held_leases import HeldLeases
+from kclrun.leases.policy import ManagerPolicy
+from kclrun.leases.table_view import LastScan, Observation, TableView, is_unowned
 from kclrun.leases.transitions import State
 from kclrun.model.lease import OWNER_PREFIX, Lease, LeaseKey, OwnerId
 from kclrun.model.time import Instant
@@ -72,7 +75,7 @@ def blockers(
     process knows whether it is at the tip of its shard.
 
     A halted lease blocks nothing: it stands still by decision, and in a job that only waits for the
-    end an operator does not resume it. The end reports it (`LeaseManager.halted`).
+    end an operator does not resume it. The end reports it (`CaughtUp.halted`).
     """
     lines = []
     for lease in view.unended:
@@ -93,3 +96,61 @@ def blockers(
 def is_view_old(view: TableView, failover_s: float, now: Instant) -> bool:
     """Whether the last scan is too old to say what other owners do."""
     return now - view.seen_instant >= _VIEW_OLD_FAILOVERS * failover_s
+
+
+class CaughtUp:
+    """Whether the fleet is caught up, as of the last scan. `children` are those of shards that
+    ended here and that no owner is known to have."""
+
+    def __init__(
+        self,
+        policy: ManagerPolicy,
+        seen: LastScan,
+        held: HeldLeases,
+        audits: Audits,
+        observation: Observation,
+        *,
+        children: Collection[LeaseKey],
+    ) -> None:
+        self._policy = policy
+        self._children = children
+        self._seen = seen
+        self._held = held
+        self._audits = audits
+        self._observation = observation
+
+    def blockers(self, now: Instant | None = None) -> tuple[str, ...]:
+        """Why the fleet is not caught up, in words; empty when every lease runs or ended.
+
+        The shell checks whether the running leases are at the tip of their shards: ours by their
+        processes, those of `read_elsewhere` by reading on from their checkpoints. `now`: a scan
+        that is old by then says nothing; None: the age is not judged.
+        """
+        seen, view = self._seen, self._seen.view
+        if view is None or not self._audits.have_synced:
+            return ("the first scan and the first listing are not over",)
+        if now is not None and is_view_old(view, self._policy.failover_s, now):
+            return ("the lease table was not scanned for too long",)
+        if self._audits.is_creating or seen.began_instant < seen.changed_instant:
+            return ("leases were created or ended since the last scan",)
+        if self._children:
+            children = ", ".join(sorted(self._children)[:5])
+            return (f"children of a shard that just ended are not taken yet: {children}",)
+        lines = blockers(view, self._held.held_leases, self._policy.me)
+        return (*lines, *self._elsewhere(view).unknown) or self._audits.not_synced()
+
+    def halted(self) -> tuple[LeaseKey, ...]:
+        """The leases, ours and those of other live owners, that stand still until an operator
+        resumes them."""
+        held_leases, view = self._held.held_leases.values(), self._seen.view
+        ours = (lease.key for lease in held_leases if lease.state is State.HALTED)
+        return (*ours, *(() if view is None else self._elsewhere(view).halted))
+
+    def read_elsewhere(self) -> tuple[Lease, ...]:
+        """The rows of the leases that other live owners read."""
+        view = self._seen.view
+        return () if view is None else tuple(self._elsewhere(view).reading)
+
+    def _elsewhere(self, view: TableView) -> LeasesElsewhere:
+        held, me = self._held.held_leases, self._policy.me
+        return LeasesElsewhere(view, held, self._observation, me=me)

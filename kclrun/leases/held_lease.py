@@ -23,15 +23,84 @@ from kclrun.protocol import reports, writes
 from kclrun.protocol.in_flight import InFlight
 
 
+class RowRequests(msgspec.Struct):
+    """The reads of one row, and the one write in flight [P5].
+
+    `attempts` counts the sends of the change in flight; `sent_instant` is the earliest that may
+    have applied [P7]. `misses` counts writes in a row that no success reply settled: the next ones
+    are sent slower.
+    """
+
+    in_flight: InFlight = msgspec.field(default_factory=InFlight)
+    attempts: int = 0
+    sent_instant: Instant = Instant(0.0)
+    is_reading: bool = False
+    misses: int = 0
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether a write or a read of ours is under way."""
+        return self.in_flight.change is not None or self.is_reading
+
+    def read(self, key: LeaseKey) -> ReadRow:
+        """Request a consistent read of the row."""
+        self.is_reading = True
+        return ReadRow(key)
+
+    def begin(self, change: writes.Change, now: Instant, not_before: Instant | None) -> WriteRow:
+        """The first send of a change."""
+        self.in_flight.begin(change)
+        self.attempts, self.sent_instant = 1, not_before or now
+        return WriteRow(change, not_before)
+
+    def send_again(self, not_before: Instant) -> WriteRow:
+        """Send the change in flight as it is, with the same expected counter [P6]."""
+        if not self.in_flight.unresolved:
+            self.sent_instant = not_before
+        self.attempts += 1
+        return WriteRow(self.in_flight.required(), not_before)
+
+    def read_back(self, key: LeaseKey) -> ReadRow:
+        """The outcome of a send is not known: the row shows it [P6]."""
+        if not self.in_flight.unresolved:  # only the earliest counts
+            self.in_flight.unresolved.append(self.sent_instant)
+        return self.read(key)
+
+    def abandon(self) -> None:
+        """Await no answer any more."""
+        self.is_reading = False
+        self.in_flight.end()
+
+
+class ParentReads(msgspec.Struct):
+    """Whether all parents of a lease have ended, by consistent reads of their rows [P11].
+
+    `should_ask`: another read is worth its cost.
+    """
+
+    are_over: bool = False
+    should_ask: bool = True
+    is_asking: bool = False
+
+    def ask(self, row: Lease) -> ReadParents:
+        """Request the reads."""
+        self.should_ask = False
+        self.is_asking = True
+        return ReadParents(row.key, parent_keys(row))
+
+    def on_read(self, parents: Iterable[Lease | None]) -> None:
+        """Take in consistent reads of the parents' rows; None for an absent row."""
+        self.is_asking = False
+        self.are_over = have_ended(parents)
+
+
 class HeldLease(msgspec.Struct, kw_only=True):
     """All that we know about one lease that this manager holds.
 
     `row` is the row as last confirmed (None until the take applied). `is_proven`: a write of ours
     succeeded since the last process of this lease was proven to have ended, so a write that the
     process left in flight can no longer apply [P5]. `confirmed_instant` is when that write was
-    sent. `attempts` counts the sends of the change in flight; `sent_instant` is the earliest that
-    may have applied [P7]. `misses` counts writes in a row that no success reply settled: the next
-    ones are sent slower.
+    sent.
     `is_over`: the process ended or released the lease, acknowledged. `failure`: why the lease
     halts. `has_broken`: the process ends for a fault that is not the processor's; `has_starved`:
     that happened while user code was at records. `trouble`: the last error.
@@ -45,18 +114,12 @@ class HeldLease(msgspec.Struct, kw_only=True):
     key: LeaseKey
     state: State
     row: Lease | None = None
-    in_flight: InFlight = msgspec.field(default_factory=InFlight)
-    attempts: int = 0
-    sent_instant: Instant = Instant(0.0)
-    is_reading: bool = False
-    misses: int = 0
+    requests: RowRequests = msgspec.field(default_factory=RowRequests)
+    parents: ParentReads = msgspec.field(default_factory=ParentReads)
     is_proven: bool = False
     confirmed_instant: Instant = Instant(0.0)
     renew_instant: Instant = Instant(0.0)
     rest_until: Instant = Instant(0.0)
-    should_ask_parents: bool = True
-    is_asking_parents: bool = False
-    are_parents_over: bool = False
     restarts: Restarts = msgspec.field(default_factory=Restarts)
     ours_instant: Instant | None = None
     has_waited: bool = False
@@ -99,48 +162,19 @@ class HeldLease(msgspec.Struct, kw_only=True):
         paused = self.row.pause if self.row is not None and self.state is State.PAUSED else None
         return self.waiting_since or (paused.paused_at if paused is not None else None)
 
-    # Reads, and the one write in flight [P5].
-
-    @property
-    def awaits_answer(self) -> bool:
-        """Whether a write or a read of ours is under way."""
-        return self.in_flight.change is not None or self.is_reading
-
-    def read_row(self) -> ReadRow:
-        """Request a consistent read of the row."""
-        self.is_reading = True
-        return ReadRow(self.key)
-
-    def end_read(self) -> None:
-        """The read was answered."""
-        self.is_reading = False
+    # What becomes of its writes.
 
     def begin_write(
         self, change: writes.Change, now: Instant, not_before: Instant | None
     ) -> WriteRow:
         """The first send of a change. Raises: InvariantViolation if the row has a writer."""
-        if self.awaits_answer or self.state in WITH_PROCESS:
+        if self.requests.awaits_answer or self.state in WITH_PROCESS:
             raise InvariantViolation(f"lease {self.key}: a second writer, {self.state.value}")
-        self.in_flight.begin(change)
-        self.attempts, self.sent_instant = 1, not_before or now
-        return WriteRow(change, not_before)
-
-    def send_again(self, not_before: Instant) -> WriteRow:
-        """Send the change in flight as it is, with the same expected counter [P6]."""
-        if not self.in_flight.unresolved:
-            self.sent_instant = not_before
-        self.attempts += 1
-        return WriteRow(self.in_flight.required(), not_before)
-
-    def read_back(self) -> ReadRow:
-        """The outcome of a send is not known: the row shows it [P6]."""
-        if not self.in_flight.unresolved:  # only the earliest counts
-            self.in_flight.unresolved.append(self.sent_instant)
-        return self.read_row()
+        return self.requests.begin(change, now, not_before)
 
     def on_not_applied(self, row: Lease) -> None:
         """The change never applied, but the row is ours: decide again from this row."""
-        self.misses += 1
+        self.requests.misses += 1
         if row.is_ended:
             self.step(Transition.NOT_OURS)
         else:
@@ -162,8 +196,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
 
     def abandon(self) -> None:
         """In a drain, leave a broken row to its repair."""
-        self.is_reading = False
-        self.in_flight.end()
+        self.requests.abandon()
         self.step(Transition.NOT_OURS)
 
     # Without a process: from the row, step by step, to the next start.
@@ -191,21 +224,6 @@ class HeldLease(msgspec.Struct, kw_only=True):
                 f" the checkpoint{elsewhere}; the last time: {self.trouble}"
             )
         self.step(Transition.STILL_OURS if self.failure is None else Transition.TO_BE_HALTED)
-
-    def hint_parents_over(self) -> None:
-        """All parents seem to have ended: the next consistent read is worth its cost."""
-        self.should_ask_parents = True
-
-    def ask_parents(self) -> ReadParents:
-        """Request the consistent reads of the parents [P11]."""
-        self.should_ask_parents = False
-        self.is_asking_parents = True
-        return ReadParents(self.key, parent_keys(self._required_row()))
-
-    def on_parents(self, parents: Iterable[Lease | None]) -> None:
-        """Take in consistent reads of the parents' rows; None for an absent row."""
-        self.is_asking_parents = False
-        self.are_parents_over = have_ended(parents)
 
     def _start(self, now: Instant, failover_s: float) -> StartProcess:
         """Start a process for the row. The command is void once our last write may have expired."""
@@ -356,9 +374,9 @@ class HeldLease(msgspec.Struct, kw_only=True):
         by_reply: bool,
     ) -> list[Command]:
         """A write of ours applied. A reply (or a take) proves that a zombie did not write it."""
-        sent_instant = self.sent_instant
-        self.in_flight.end()
-        self.misses = 0 if by_reply else self.misses + 1
+        requests, sent_instant = self.requests, self.requests.sent_instant
+        requests.in_flight.end()
+        requests.misses = 0 if by_reply else requests.misses + 1
         if row.is_ended:
             self.step(Transition.NOT_OURS)  # the last write of an ended process ended it [H1]
             return []
@@ -419,7 +437,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
         was, pause = self.state, self.row.pause if self.row is not None else None
         self.step(step)
         if step is Transition.PARENTS_OVER:
-            self.are_parents_over = True
+            self.parents.are_over = True
         if step is Transition.STARTED:
             return [self._start(now, failover_s)]
         if pause is not None and self.state is State.PAUSED:
@@ -446,17 +464,17 @@ class HeldLease(msgspec.Struct, kw_only=True):
     def check(self) -> None:
         """The invariants of one held lease. Raises: InvariantViolation."""
         if self.state in WITH_PROCESS:
-            if self.in_flight.change is not None:
+            if self.requests.in_flight.change is not None:
                 raise self._broken("has a write of ours under way")
-            if self.is_reading:
+            if self.requests.is_reading:
                 raise self._broken("has a read of ours under way")
             if self.row is None:
                 raise self._broken("was started without a row")
             if not self.is_proven:
                 raise self._broken("was started without a confirmed write")
-            if not self.are_parents_over:
+            if not self.parents.are_over:
                 raise self._broken("was started before its parents ended")
-        elif (change := self.in_flight.change) is not None:
+        elif (change := self.requests.in_flight.change) is not None:
             written = change.lease if isinstance(change, writes.CreateLease) else change
             if getattr(written, "key", None) != self.key:
                 raise self._broken("has another lease's write")

@@ -110,7 +110,7 @@ class HeldLeases:
         lease with a write or a read under way for its outcome."""
         commands: list[Command] = []
         for held_lease in tuple(self.held_leases.values()):
-            if held_lease.state not in WITH_PROCESS and not held_lease.awaits_answer:
+            if held_lease.state not in WITH_PROCESS and not held_lease.requests.awaits_answer:
                 commands += self._settle(held_lease, now)
         return commands
 
@@ -120,7 +120,7 @@ class HeldLeases:
         for held_lease in self._waiting():
             row = view.rows.get(held_lease.key)
             if row is not None and seem_over(row, view.rows, view.broken):
-                held_lease.hint_parents_over()
+                held_lease.parents.should_ask = True
                 commands += self._settle(held_lease, now)
         return commands
 
@@ -129,7 +129,7 @@ class HeldLeases:
         commands: list[Command] = []
         for held_lease in self._waiting():
             if held_lease.row is not None and parent in held_lease.row.parents:
-                held_lease.hint_parents_over()
+                held_lease.parents.should_ask = True
                 commands += self._settle(held_lease, now)
         return commands
 
@@ -137,7 +137,9 @@ class HeldLeases:
         self, count: int, is_work: Callable[[LeaseKey], bool], now: Instant
     ) -> list[Command]:
         """Release up to `count` leases that wait for their parents: work needs their places."""
-        waiting = [c for c in self._waiting() if not is_work(c.key) and c.in_flight.change is None]
+        waiting = [
+            c for c in self._waiting() if not is_work(c.key) and c.requests.in_flight.change is None
+        ]
         commands: list[Command] = []
         for held_lease in sorted(waiting, key=lambda lease: lease.key)[:count]:
             held_lease.step(Transition.TO_BE_RELEASED)
@@ -155,8 +157,8 @@ class HeldLeases:
 
     def on_row(self, event: events.RowRead, now: Instant) -> list[Command]:
         held_lease, row = self._reading(event.key), event.row
-        held_lease.end_read()
-        if held_lease.in_flight.change is not None:
+        held_lease.requests.is_reading = False
+        if held_lease.requests.in_flight.change is not None:
             is_draining = self.is_draining
             commands = self._writes.on_read_back(held_lease, row, now, is_draining=is_draining)
         elif row is None or row.owner != self._policy.me or row.is_ended:
@@ -179,9 +181,9 @@ class HeldLeases:
     def on_parents(self, event: events.ParentsRead, now: Instant) -> list[Command]:
         """Take in consistent reads. An answer that comes too late for its lease changes nothing."""
         held_lease = self.held_leases.get(event.key)
-        if held_lease is None or not held_lease.is_asking_parents:
+        if held_lease is None or not held_lease.parents.is_asking:
             return []
-        held_lease.on_parents(event.parents)
+        held_lease.parents.on_read(event.parents)
         return self._settle(held_lease, now)
 
     def on_report(self, event: events.ProcessEvent, now: Instant) -> list[Command]:
@@ -211,13 +213,13 @@ class HeldLeases:
         due = [
             held_lease.due_instant(failover_s, offset_s)
             for held_lease in self.held_leases.values()
-            if held_lease.state in _IDLE and not held_lease.awaits_answer
+            if held_lease.state in _IDLE and not held_lease.requests.awaits_answer
         ]
         return Instant(max(now, min(due))) if due else None
 
     def _reading(self, key: LeaseKey) -> HeldLease:
         held_lease = self.held_leases.get(key)
-        if held_lease is None or not held_lease.is_reading:
+        if held_lease is None or not held_lease.requests.is_reading:
             raise InvariantViolation(f"lease {key}: a row that was not asked for")
         return held_lease
 
@@ -234,7 +236,7 @@ class HeldLeases:
         it is gone."""
         commands: list[Command] = []
         # As `awaits_answer`, without a call: each event comes here.
-        if held_lease.in_flight.change is None and not held_lease.is_reading:
+        if held_lease.requests.in_flight.change is None and not held_lease.requests.is_reading:
             while (step := self._next_step(held_lease, now)) is not None:
                 commands += held_lease.on_step(step, now, self._policy.failover_s)
                 if step is Transition.TO_LEAVE_HOST:
@@ -259,8 +261,8 @@ class HeldLeases:
                 return Transition.TO_LEAVE_HOST
             return Transition.REST_OVER if now >= held_lease.rest_until else None
         if state is State.WAITING:
-            are_parents_over = held_lease.are_parents_over or not row.parents
-            return Transition.PARENTS_OVER if are_parents_over else None
+            are_over = held_lease.parents.are_over or not row.parents
+            return Transition.PARENTS_OVER if are_over else None
         is_paused = row.pause is not None and row.pause.stands_at(self._observation.wall_time(now))
         if state is State.PAUSED:
             return None if is_paused else Transition.RESUMED
@@ -279,7 +281,7 @@ class HeldLeases:
         """The reads and writes that the state of a lease without a process asks for."""
         state, row = held_lease.state, held_lease.row
         if state is State.EXAMINING:
-            return [held_lease.read_row()]
+            return [held_lease.requests.read(held_lease.key)]
         if row is None or state in WITH_PROCESS or state is State.GONE:
             return []
         me = self._policy.me
@@ -292,12 +294,12 @@ class HeldLeases:
         if state is State.RELEASING:
             return [self._writes.begin(held_lease, self._gift(held_lease, row, now), now)]
         commands: list[Command] = []
-        asks_parents = held_lease.should_ask_parents and not held_lease.is_asking_parents
+        asks_parents = held_lease.parents.should_ask and not held_lease.parents.is_asking
         if state is State.WAITING and asks_parents:
-            commands.append(held_lease.ask_parents())
+            commands.append(held_lease.parents.ask(row))
         since = held_lease.ours_instant if state is State.QUARANTINED else None
         if since is not None and now >= since + self._policy.failover_s:
-            return [held_lease.read_row()]
+            return [held_lease.requests.read(held_lease.key)]
         renews_before_start = state is State.RENEWING_BEFORE_START
         if renews_before_start or not held_lease.is_proven or now >= held_lease.renew_instant:
             renew = writes.Renew(row.key, me, row.counter, drops_ask=row.handoff is not None)
@@ -327,7 +329,7 @@ class HeldLeases:
             return writes.Offer(row.key, me, row.counter, at, at, offered_to=to)
         # Before its parents end, a lease is not work and is not taken. It goes back to the state
         # in which it was created.
-        gives_way = not held_lease.are_parents_over and not self.is_draining
+        gives_way = not held_lease.parents.are_over and not self.is_draining
         if self.are_others_in_sight and not gives_way:
             return writes.Offer(row.key, me, row.counter, at, at)
         return writes.Release(row.key, me, row.counter, at, at)
@@ -350,8 +352,8 @@ class RowWrites:
     def begin(self, held_lease: HeldLease, change: writes.Change, now: Instant) -> WriteRow:
         """Send a first attempt; after failed ones slower and slower."""
         not_before = None
-        if held_lease.misses > 1:
-            not_before = Instant(now + backoff_s(held_lease.misses - 2, self._chance()))
+        if held_lease.requests.misses > 1:
+            not_before = Instant(now + backoff_s(held_lease.requests.misses - 2, self._chance()))
         return held_lease.begin_write(change, now, not_before)
 
     def on_outcome(
@@ -363,7 +365,7 @@ class RowWrites:
         is_draining: bool,
     ) -> list[Command]:
         """Take in the outcome of a send. Raises: InvariantViolation if none was under way."""
-        change, outcome = held_lease.in_flight.change, event.outcome
+        change, outcome = held_lease.requests.in_flight.change, event.outcome
         if change is None or change != event.change:
             raise InvariantViolation(f"lease {held_lease.key}: an outcome of no write under way")
         match outcome:
@@ -378,7 +380,7 @@ class RowWrites:
             case writes.ConditionFailed(row):
                 return self._judge(held_lease, row, now)
             case writes.OutcomeUnknown():
-                return [held_lease.read_back()]
+                return [held_lease.requests.read_back(held_lease.key)]
             case writes.Throttled() | writes.Unavailable():
                 pause_s = self._pause_s(held_lease)
                 return self._again(held_lease, now, pause_s, is_draining=is_draining)
@@ -404,18 +406,18 @@ class RowWrites:
         return self._judge(held_lease, row, now)
 
     def _pause_s(self, held_lease: HeldLease) -> float:
-        return backoff_s(held_lease.attempts - 1, self._chance())
+        return backoff_s(held_lease.requests.attempts - 1, self._chance())
 
     def _again(
         self, held_lease: HeldLease, now: Instant, pause_s: float, *, is_draining: bool
     ) -> list[Command]:
         """Send the same change with the same expected counter, or give up a take unsent."""
-        change = held_lease.in_flight.required()
-        is_late = is_draining or held_lease.attempts >= TAKE_ATTEMPTS_MAX
-        if isinstance(change, writes.Take) and is_late and held_lease.in_flight.withdraw():
+        change = held_lease.requests.in_flight.required()
+        is_late = is_draining or held_lease.requests.attempts >= TAKE_ATTEMPTS_MAX
+        if isinstance(change, writes.Take) and is_late and held_lease.requests.in_flight.withdraw():
             held_lease.step(Transition.NOT_OURS)
             return []
-        return [held_lease.send_again(Instant(now + pause_s))]
+        return [held_lease.requests.send_again(Instant(now + pause_s))]
 
     def _note_refusal(self, refused: writes.Refused) -> list[Command]:
         """Log once for each code until a write succeeds: a missing permission fails all writes."""
@@ -427,7 +429,7 @@ class RowWrites:
 
     def _fate(self, held_lease: HeldLease, row: Lease | None) -> Fate:
         """What the row says about the change in flight."""
-        flight = held_lease.in_flight
+        flight = held_lease.requests.in_flight
         if row is None:
             is_creation = isinstance(flight.required(), writes.CreateLease)
             return Fate.UNMOVED if is_creation else Fate.LOST
@@ -437,12 +439,12 @@ class RowWrites:
     def _judge(self, held_lease: HeldLease, row: Lease | None, now: Instant) -> list[Command]:
         """Decide from the row what became of the change. A failed condition returned the row, so
         the last send did not apply; or the row was read back, and shows whether one applied."""
-        change, fate = held_lease.in_flight.required(), self._fate(held_lease, row)
+        change, fate = held_lease.requests.in_flight.required(), self._fate(held_lease, row)
         # A late write of our ended process renewed the row as well [P5].
         is_renewed = fate is Fate.OTHER_WRITER and isinstance(change, writes.Renew)
         if row is not None and (fate is Fate.APPLIED or is_renewed):
             return held_lease.on_applied(change, row, now, self._renew_every_s, by_reply=False)
-        held_lease.in_flight.end()
+        held_lease.requests.in_flight.end()
         if row is None and held_lease.may_be_restored(now, self._policy.failover_s):
             vanished = held_lease.note("row_vanished", "error")
             return [vanished, self.begin(held_lease, held_lease.restore(), now)]

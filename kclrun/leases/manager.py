@@ -7,15 +7,14 @@ Must not know: clocks, chance, threads, DynamoDB, pids; `now` and `chance` are a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from typing import Any, Final, get_args
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases import events
 from kclrun.leases.auditing import Audits
 from kclrun.leases.balancing import Balancer
-from kclrun.leases.capacity import HostCapacity
-from kclrun.leases.caught_up import LeasesElsewhere, blockers, is_view_old
+from kclrun.leases.caught_up import CaughtUp
 from kclrun.leases.commands import (
     Command,
     Finish,
@@ -36,8 +35,7 @@ from kclrun.leases.policy import (
     scan_delay_s,
 )
 from kclrun.leases.shard_sync import TableTotals
-from kclrun.leases.table_view import Observation, TableView
-from kclrun.leases.transitions import State
+from kclrun.leases.table_view import LastScan, Observation, TableView
 from kclrun.model.lease import (
     OWNER_PREFIX,
     Lease,
@@ -136,6 +134,123 @@ class ModeWatch:
         return [Note("kcl3_native", "error", fields={**fields})]
 
 
+class ScanPlan:
+    """When the table is scanned: a fixed delay after each scan, and at once where an event asks for
+    it. `instant` is when the next scan is due, `began_instant` when the last one began. `gone` are
+    the former owners proven gone, and `gone_before` those of them when the last scan began."""
+
+    def __init__(self, policy: ManagerPolicy, chance: Callable[[], float]) -> None:
+        self.instant: Instant | None = None
+        self.began_instant = Instant(float("-inf"))
+        self.is_under_way = False
+        self.gone: frozenset[OwnerId] = frozenset()
+        self.gone_before: frozenset[OwnerId] = frozenset()
+        self._policy = policy
+        self._chance = chance
+        self._lacks_phase = True
+        self._may_be_old = False  # whether the next scan may be eventually consistent
+        self._hasty_scans = 0
+
+    def ask(self, at: Instant) -> None:
+        """Request a scan that begins at `at` or soon after. A scan under way began too early."""
+        self._may_be_old = False
+        earliest = Instant(max(at, self.began_instant + SCAN_GAP_MIN_S))
+        self.instant = earliest if self.instant is None else min(self.instant, earliest)
+
+    def plan_next(self, owners: Collection[OwnerId], pace: ScanPace, now: Instant) -> None:
+        """Plan the next scan, after one that shows these live kclrun owners. The first scan that is
+        not hasty is cut short at random, to spread the phases: managers that take together would
+        otherwise scan together for ever."""
+        if pace is ScanPace.FAST and self._hasty_scans == _HASTY_SCANS_MAX:
+            pace = ScanPace.MOVE
+        delay_s = scan_delay_s(self._policy, owners, pace)
+        if pace is ScanPace.FAST:
+            self._lacks_phase = True
+            self._hasty_scans += 1
+        elif self._lacks_phase:
+            self._lacks_phase = False
+            delay_s *= self._chance()
+        if pace is ScanPace.REST:
+            self._hasty_scans = 0
+        planned = Instant(now + delay_s)
+        if self.instant is None or planned < self.instant:
+            self.instant = planned
+            self._may_be_old = pace is ScanPace.REST and is_seldom(self._policy, owners)
+
+    def begin_when_due(self, now: Instant) -> list[Command]:
+        """Begin the scan if it is due."""
+        if self.is_under_way or self.instant is None or now < self.instant:
+            return []
+        self.is_under_way = True
+        self.instant = None
+        self.began_instant = now
+        self.gone_before = self.gone
+        return [ScanTable(consistent=not self._may_be_old)]
+
+
+class ListingPlan:
+    """Which streams are listed after a scan [P10]."""
+
+    def __init__(
+        self, policy: ManagerPolicy, chance: Callable[[], float], audits: Audits, scans: ScanPlan
+    ) -> None:
+        self._policy = policy
+        self._chance = chance
+        self._audits = audits
+        self._scans = scans
+        self._has_waited = False
+        self._under_way: set[StreamKey] = set()
+
+    def listed(self, stream: StreamKey) -> None:
+        """A listing is answered."""
+        self._under_way.discard(stream)
+
+    def list_when_due(self, view: TableView, now: Instant) -> list[Command]:
+        """The listings that begin now; the first manager of an empty table waits for others."""
+        empty = self._audits.empty_streams()
+        is_first = not self._has_waited
+        self._has_waited = True
+        if empty and is_first:
+            self._scans.instant = Instant(now + _EMPTY_TABLE_WAIT_MAX_S * self._chance())
+            return []
+        commands: list[Command] = []
+        for stream in self._policy.streams:
+            if stream in self._under_way:
+                continue
+            is_needed = self._audits.needs_listing(stream)
+            chance, owners = self._chance(), view.kclrun_owners
+            if lists_shards(self._policy, owners, chance, is_needed=is_needed):
+                self._under_way.add(stream)
+                commands.append(ListShards(with_start=stream in empty, stream=stream))
+        return commands
+
+
+class ChildrenOfMine:
+    """The children of shards that ended here, as long as no owner is known to have them. The values
+    of `ended_instants` are when their parent ended."""
+
+    def __init__(self, held: Container[LeaseKey]) -> None:
+        self.ended_instants: dict[LeaseKey, Instant] = {}
+        self._held = held
+
+    def add(self, children: Iterable[str], now: Instant) -> None:
+        """A shard with these children ended here. Those that we hold already are not added."""
+        keys = (LeaseKey(child) for child in children)
+        self.ended_instants.update((key, now) for key in keys if key not in self._held)
+
+    def forget(self, view: TableView, began_instant: Instant) -> None:
+        """Drop children that we hold, that another owner holds, or that have ended, as a scan
+        shows: they need no preference any more.
+
+        A scan that began before their parent ended does not count, because it cannot show them.
+        """
+        for key, ended_instant in tuple(self.ended_instants.items()):
+            row = view.rows.get(key)
+            is_over = row is None or row.is_ended or row.owner in view.owners
+            if key in self._held or (began_instant >= ended_instant and is_over):
+                del self.ended_instants[key]
+
+
 class LeaseManager:
     """All decisions of one manager. `chance` gives numbers in [0, 1), as `random.random` does.
 
@@ -154,27 +269,27 @@ class LeaseManager:
         self._observation = Observation(policy.failover_s)
         self._held = HeldLeases(policy, chance, self._observation)
         self._audits = Audits(policy, self._held.held_leases)
-        self._children_of_mine: dict[LeaseKey, Instant] = {}  # the value: when their parent ended
+        self._seen = LastScan()
+        self._scans = ScanPlan(policy, chance)
+        self._listings = ListingPlan(policy, chance, self._audits, self._scans)
+        self._children = ChildrenOfMine(self._held.held_leases)
+        children = self._children.ended_instants.keys()
+        self.caught_up = CaughtUp(
+            policy, self._seen, self._held, self._audits, self._observation, children=children
+        )
+        self.is_finished = False
+        # How many leases our host proves able to run.
+        self.host_capacity = self._held.host_capacity
         self._balancer = Balancer(
             policy,
             chance,
             self._held,
             self._audits,
             self._observation,
-            children=self._children_of_mine.keys(),
+            children=children,
         )
         self._modes = ModeWatch(policy, chance)
-        self._view: TableView | None = None
-        self._gone: frozenset[OwnerId] = frozenset()
-        self._gone_before_scan: frozenset[OwnerId] = frozenset()
-        self._scan_instant: Instant | None = None
-        self._scanned_instant = Instant(float("-inf"))  # when the last scan began
-        self._viewed_instant = self._changed_instant = self._scanned_instant
-        self._is_scanning = self._is_finished = self._has_waited = self._is_refused = False
-        self._lacks_phase = True
-        self._may_be_old = False  # whether the next scan may be eventually consistent
-        self._hasty_scans = 0
-        self._listing: set[StreamKey] = set()
+        self._is_refused = False
         self._handlers: Mapping[type[events.Event], Callable[[Any, Instant], list[Command]]] = {
             events.Started: self._on_started,
             events.Ticked: lambda _, now: self._held.tick(now),
@@ -200,11 +315,12 @@ class LeaseManager:
         After `Finish` every event is ignored: only scans and reads under way still arrive.
         Raises: InvariantViolation for an event that cannot happen in the current state.
         """
-        if self._is_finished:
+        if self.is_finished:
             return ()
         commands = self._handlers[type(event)](event, now)
         commands += self._balancer.tick(now)
-        commands += self._scan_when_due(now)
+        if not self.is_draining:
+            commands += self._scans.begin_when_due(now)
         commands += self._finish_when_empty()
         return tuple(commands)
 
@@ -219,8 +335,8 @@ class LeaseManager:
             self._balancer.deadline(),
             Instant(now + self._policy.failover_s),
         ]
-        if not self._is_scanning and not self.is_draining:
-            candidates.append(self._scan_instant)
+        if not self._scans.is_under_way and not self.is_draining:
+            candidates.append(self._scans.instant)
         return Instant(max(now, min(instant for instant in candidates if instant is not None)))
 
     def check(self) -> None:
@@ -233,7 +349,7 @@ class LeaseManager:
         for key in self._audits.keys_under_way():
             if key in held_leases:
                 raise InvariantViolation(f"lease {key} has two writers among us")
-        if self._is_finished and (self._held.held_leases or self._audits.has_writes_under_way):
+        if self.is_finished and (self._held.held_leases or self._audits.has_writes_under_way):
             raise InvariantViolation("finished with leases or writes of ours left")
 
     @property
@@ -241,18 +357,16 @@ class LeaseManager:
         return self._held.is_draining
 
     @property
-    def is_finished(self) -> bool:
-        return self._is_finished
-
-    @property
     def leases(self) -> Mapping[LeaseKey, Lease]:
         """The readable rows of our streams at the last scan; empty before the first."""
-        return self._view.rows if self._view is not None else {}
+        view = self._seen.view
+        return view.rows if view is not None else {}
 
     @property
     def owners(self) -> frozenset[OwnerId]:
         """The owners of at least one live lease at the last scan, and this manager."""
-        return self._view.owners if self._view is not None else frozenset({self._policy.me})
+        view = self._seen.view
+        return view.owners if view is not None else frozenset({self._policy.me})
 
     @property
     def native_mode(self) -> str | None:
@@ -261,7 +375,7 @@ class LeaseManager:
 
     def totals(self) -> TableTotals | None:
         """The counts of the last scan and listing, for metrics; None before the first scan."""
-        return self._audits.totals() if self._view is not None else None
+        return self._audits.totals() if self._seen.view is not None else None
 
     def held_lease(self, key: LeaseKey) -> HeldLease | None:
         """The state of one held lease, to look at; None if this manager does not hold the lease."""
@@ -271,66 +385,26 @@ class LeaseManager:
         """The leases that fill our places: ours or being taken, and not ended."""
         return self._held.held
 
-    @property
-    def host_capacity(self) -> HostCapacity:
-        """How many leases our host proves able to run."""
-        return self._held.host_capacity
-
-    def halted(self) -> tuple[LeaseKey, ...]:
-        """The leases, ours and those of other live owners, that stand still until an operator
-        resumes them."""
-        ours = (c.key for c in self._held.held_leases.values() if c.state is State.HALTED)
-        return (*ours, *(self._elsewhere().halted if self._view is not None else ()))
-
-    def read_elsewhere(self) -> tuple[Lease, ...]:
-        """The rows of the leases that other live owners read, as of the last scan."""
-        return tuple(self._elsewhere().reading) if self._view is not None else ()
-
-    def _elsewhere(self) -> LeasesElsewhere:
-        view = self._view
-        assert view is not None, "the first scan is over"
-        held, seen = self._held.held_leases, self._observation
-        return LeasesElsewhere(view, held, seen, me=self._policy.me)
-
-    def caught_up_blockers(self, now: Instant | None = None) -> tuple[str, ...]:
-        """Why the fleet is not caught up, in words; empty when every lease runs or ended.
-
-        The shell checks whether the running leases are at the tip of their shards: ours by their
-        processes, those of `read_elsewhere` by reading on from their checkpoints. `now`: a scan
-        that is old by then says nothing; None: the age is not judged.
-        """
-        if self._view is None or not self._audits.have_synced:
-            return ("the first scan and the first listing are not over",)
-        if now is not None and is_view_old(self._view, self._policy.failover_s, now):
-            return ("the lease table was not scanned for too long",)
-        if self._audits.is_creating or self._viewed_instant < self._changed_instant:
-            return ("leases were created or ended since the last scan",)
-        if self._children_of_mine:
-            children = ", ".join(sorted(self._children_of_mine)[:5])
-            return (f"children of a shard that just ended are not taken yet: {children}",)
-        lines = blockers(self._view, self._held.held_leases, self._policy.me)
-        return (*lines, *self._elsewhere().unknown) or self._audits.not_synced()
-
     # Events, in the order of a manager's life.
 
     def _on_started(self, event: events.Started, now: Instant) -> list[Command]:
         self._observation.wall_offset_s = event.started_at - now
-        self._ask_scan(now)
+        self._scans.ask(now)
         return []
 
     def _on_scanned(self, event: events.LeasesScanned, now: Instant) -> list[Command]:
-        self._is_scanning = False
-        self._viewed_instant = self._scanned_instant
+        self._scans.is_under_way = False
         ours, commands = self._audits.of_ours(event)
         self._observation.update(ours.leases, now)
-        view = self._view = TableView(
+        view = TableView(
             ours.leases,
             ours.broken,
             self._observation,
             me=self._policy.me,
-            gone=self._gone_before_scan,
+            gone=self._scans.gone_before,
             now=now,
         )
+        self._seen.view, self._seen.began_instant = view, self._scans.began_instant
         commands += self._modes.scanned(event.kcl3_mode, view.owners)
         commands += self._refuse(self._audits.see(view))
         if self._is_refused and not self.is_draining:
@@ -340,25 +414,25 @@ class LeaseManager:
         if self.is_draining:
             return commands
         assigned, pace = self._balancer.after_scan(
-            view, self._scanned_instant, self._gone_before_scan
+            view, self._scans.began_instant, self._scans.gone_before
         )
         commands += assigned
-        self._plan_next_scan(view, pace, now)
-        self._forget_children(view)
+        self._scans.plan_next(view.kclrun_owners, pace, now)
+        self._children.forget(view, self._scans.began_instant)
         commands += self._audits.after_scan(view)
-        commands += self._list_when_due(view, now)
+        commands += self._listings.list_when_due(view, now)
         commands += self._modes.read_when_due(view.kclrun_owners, now)
         self.check()
         return commands
 
     def _on_listed(self, event: events.ShardsListed, now: Instant) -> list[Command]:
-        self._listing.discard(event.stream)
+        self._listings.listed(event.stream)
         self._observation.wall_offset_s = event.listed_at - now
-        if self.is_draining or self._is_refused or self._view is None:
+        if self.is_draining or self._is_refused or self._seen.view is None:
             return []
         commands, should_list_soon = self._audits.after_listing(event, now)
         if should_list_soon:
-            self._ask_scan(Instant(now + 1.0))  # the Java KCL's pause between its three tries
+            self._scans.ask(Instant(now + 1.0))  # the Java KCL's pause between its three tries
         return commands
 
     def _on_described(self, event: events.StreamDescribed, _: Instant) -> list[Command]:
@@ -386,20 +460,20 @@ class LeaseManager:
             return self._held.on_write(event, held_lease, now)
         commands, has_created = self._audits.resolved(event)
         if has_created:
-            self._changed_instant = now
-            self._ask_scan(now)
+            self._seen.changed_instant = now
+            self._scans.ask(now)
         return commands
 
     def _on_offers(self, event: events.OffersFound, now: Instant) -> list[Command]:
         commands, is_scan_too_old = self._balancer.on_offers(event, now)
         if is_scan_too_old:
-            self._ask_scan(now)
+            self._scans.ask(now)
         return commands
 
     def _on_proven_gone(self, event: events.FormerOwnersProvenGone, now: Instant) -> list[Command]:
         """Former owners are proven gone. Only a scan that begins after the proof counts [N5]."""
-        self._gone |= event.owners
-        self._ask_scan(now)
+        self._scans.gone |= event.owners
+        self._scans.ask(now)
         return []
 
     def _on_reported(self, event: events.ProcessReported, now: Instant) -> list[Command]:
@@ -407,11 +481,9 @@ class LeaseManager:
         if not isinstance(event.report, ShardEnded):
             return commands
         commands += self._held.hint_ended(event.key, now)
-        children = event.report.children
-        self._children_of_mine.update((LeaseKey(child), now) for child in children)
-        self._forget_children(None)
-        self._changed_instant = now
-        self._ask_scan(now)
+        self._children.add(event.report.children, now)
+        self._seen.changed_instant = now
+        self._scans.ask(now)
         return commands
 
     def _on_drain(self, event: events.DrainRequested, now: Instant) -> list[Command]:
@@ -434,83 +506,12 @@ class LeaseManager:
                     commands += self._held.adopt(lease.key, now)
         return commands
 
-    def _forget_children(self, view: TableView | None) -> None:
-        """Drop children that we hold, that another owner holds, or that have ended: they need no
-        preference any more.
-
-        A scan that began before their parent ended does not count, because it cannot show them.
-        """
-        for key, ended_instant in tuple(self._children_of_mine.items()):
-            row = view.rows.get(key) if view is not None else None
-            is_known = view is not None and self._scanned_instant >= ended_instant
-            is_over = row is None or row.is_ended or row.owner in self.owners
-            if key in self._held.held_leases or (is_known and is_over):
-                del self._children_of_mine[key]
-
-    def _list_when_due(self, view: TableView, now: Instant) -> list[Command]:
-        empty = self._audits.empty_streams()
-        is_first = not self._has_waited
-        self._has_waited = True
-        if empty and is_first:
-            self._scan_instant = Instant(now + _EMPTY_TABLE_WAIT_MAX_S * self._chance())
-            return []
-        commands: list[Command] = []
-        for stream in self._policy.streams:
-            if stream in self._listing:
-                continue
-            is_needed = self._audits.needs_listing(stream)
-            chance, owners = self._chance(), view.kclrun_owners
-            is_our_turn = lists_shards(self._policy, owners, chance, is_needed=is_needed)
-            if is_our_turn:
-                self._listing.add(stream)
-                commands.append(ListShards(with_start=stream in empty, stream=stream))
-        return commands
-
-    def _plan_next_scan(self, view: TableView, pace: ScanPace, now: Instant) -> None:
-        """Plan the next scan: a fixed delay after each scan. The first scan that is not hasty is
-        cut short at random, to spread the phases: managers that take together would otherwise scan
-        together for ever."""
-        if pace is ScanPace.FAST and self._hasty_scans == _HASTY_SCANS_MAX:
-            pace = ScanPace.MOVE
-        delay_s = scan_delay_s(self._policy, view.kclrun_owners, pace)
-        if pace is ScanPace.FAST:
-            self._lacks_phase = True
-            self._hasty_scans += 1
-        elif self._lacks_phase:
-            self._lacks_phase = False
-            delay_s *= self._chance()
-        if pace is ScanPace.REST:
-            self._hasty_scans = 0
-        planned = Instant(now + delay_s)
-        asked = self._scan_instant
-        if asked is None or planned < asked:
-            self._scan_instant = planned
-            self._may_be_old = pace is ScanPace.REST and is_seldom(self._policy, view.kclrun_owners)
-
-    def _ask_scan(self, at: Instant) -> None:
-        """Request a scan that begins at `at` or soon after. A scan under way began too early."""
-        self._may_be_old = False
-        earliest = Instant(max(at, self._scanned_instant + SCAN_GAP_MIN_S))
-        asked = self._scan_instant
-        self._scan_instant = earliest if asked is None else min(asked, earliest)
-
-    def _scan_when_due(self, now: Instant) -> list[Command]:
-        if self._is_scanning or self.is_draining or self._scan_instant is None:
-            return []
-        if now < self._scan_instant:
-            return []
-        self._is_scanning = True
-        self._scan_instant = None
-        self._scanned_instant = now
-        self._gone_before_scan = self._gone
-        return [ScanTable(consistent=not self._may_be_old)]
-
     def _finish_when_empty(self) -> list[Command]:
         if not self.is_draining or self._held.held_leases:
             return []
         if self._audits.has_writes_under_way or self._balancer.has_writes_under_way:
             return []
-        self._is_finished = True
+        self.is_finished = True
         return [Finish()]
 
     def wall_time(self, now: Instant) -> WallTime:

@@ -366,3 +366,12 @@ def covers_all_hash_keys(ranges: list[HashRange]) -> bool:
             return False
         covered_to = max(covered_to, hash_range.end)
     return covered_to >= HASH_KEY_MAX
+
+
+class LastScan:
+    """What the last scan showed. `view` is None before the first scan. `began_instant` is when that
+    scan began, and `changed_instant` when leases of ours were last created or ended."""
+
+    def __init__(self) -> None:
+        self.view: TableView | None = None
+        self.began_instant = self.changed_instant = Instant(float("-inf"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import signal
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from kclrun.model.time import Instant
 from kclrun.protocol.status import LeaseStatus, WorkerState
@@ -139,16 +139,21 @@ def left_undone(status: LeaseStatus | None) -> bool:
     return status is not None and status.has_undone and status.state is not WorkerState.HALTED
 
 
-def next_force(
-    force_instant: Instant | None, forced: Sequence[signal.Signals]
-) -> tuple[signal.Signals | None, Instant | None]:
-    """The next signal for a process whose patience ends at `force_instant`, and when it is due.
+class DueSignal(NamedTuple):
+    """A signal for a process, and when it is due."""
+
+    number: signal.Signals
+    due: Instant
+
+
+def next_force(force_instant: Instant | None, forced: Sequence[signal.Signals]) -> DueSignal | None:
+    """The next signal for a process whose patience ends at `force_instant`; None if none follows.
 
     `force_instant` is that of the `StopPlan`. Rule: rows that are still ours then are left to
     expire.
     """
     if force_instant is None or signal.SIGKILL in forced:
-        return None, None
+        return None
     if signal.SIGABRT in forced:
-        return signal.SIGKILL, Instant(force_instant + _ABORT_TO_KILL_S)
-    return signal.SIGABRT, force_instant
+        return DueSignal(signal.SIGKILL, Instant(force_instant + _ABORT_TO_KILL_S))
+    return DueSignal(signal.SIGABRT, force_instant)

@@ -10,9 +10,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Final, assert_never
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol, assert_never
 
 import msgspec
 
@@ -32,58 +31,70 @@ from kclrun.ipc import board as ipc
 from kclrun.ipc import messages
 from kclrun.ipc.channel import Channel, NoMessage, PeerGone, Sent
 from kclrun.leases.commands import StartProcess
+from kclrun.leases.policy import StreamStart
 from kclrun.manager.launcher import lease_environment
+from kclrun.manager.locks import Identity
 from kclrun.manager.loop import Loop, LoopTimer
 from kclrun.manager.world import FleetServices
-from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.reading import Replay
 from kclrun.model.stream import StreamKey, shard_id_of, stream_of
-from kclrun.model.time import Instant, WallTime
+from kclrun.model.time import Instant
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.observe.logs import EventLog
+
+
+class StartHost(Protocol):
+    """The manager for which a process is started, as it is at that moment."""
+
+    def credentials(self) -> WireCredentials: ...
+
+    def row_of(self, key: LeaseKey) -> Lease | None:
+        """The row as last confirmed; None if this manager does not hold the lease."""
+        ...
+
+    def failover_s(self) -> float:
+        """The smallest failover of the fleet."""
+        ...
+
+    def has_others_in_sight(self) -> bool:
+        """Whether another kclrun owner could take the leases that we offer [P17]."""
+        ...
 
 
 class StartCommands:
     """Makes the start commands of lease processes for one manager: from settings, world and row.
 
     A start command contains everything that a lease process needs: it reads no file and no setting
-    of its own. `row_of` gives the row as last confirmed.
+    of its own.
     """
 
     def __init__(
         self,
         settings: Settings,
         world: FleetServices,
+        starts: Mapping[StreamKey, StreamStart],
+        identity: Identity,
+        host: StartHost,
         *,
-        owner: OwnerId,
-        lock_path: Path,
         import_paths: tuple[str, ...],
-        start_at_of: Callable[[StreamKey], WallTime | None],
         log_as_json: bool,
-        credentials: Callable[[], WireCredentials],
-        row_of: Callable[[LeaseKey], Lease | None],
-        failover_s: Callable[[], float],
-        others_in_sight: Callable[[], bool],
         replay: Replay | None = None,
     ) -> None:
-        self._replay = replay
         self._settings = settings
         self._world = world
-        self._owner = owner
-        self._lock_path = lock_path
+        self._starts = starts
+        self._identity = identity
+        self._host = host
         self._import_paths = import_paths
-        self._start_at_of = start_at_of
         self._log_as_json = log_as_json
-        self._credentials = credentials
-        self._row_of = row_of
-        self._failover_s = failover_s
-        self._others_in_sight = others_in_sight
+        self._replay = replay
 
     def __call__(self, start: StartProcess, place: int, incarnation: int) -> ipc.StartSpec:
         settings = self._settings
         stream = stream_of(start.key)
         source = self._world.streams[stream]
-        row = self._row_of(start.key)
+        row = self._host.row_of(start.key)
         hash_range = row.hash_range if row is not None else None
         pinned_at = row.latest_pinned_at if row is not None else None
         return ipc.StartSpec(
@@ -93,16 +104,16 @@ class StartCommands:
             consumer_arn=source.consumer_arn,
             lease_key=start.key,
             shard_id=shard_id_of(start.key),
-            owner=self._owner,
+            owner=self._identity.id,
             seen_counter=start.counter,
             place=place,
             incarnation=incarnation,
             expires_instant=start.expires_instant,
-            failover_s=self._failover_s(),
+            failover_s=self._host.failover_s(),
             has_waited=start.has_waited,
             past_pause=start.past_pause,
-            others_in_sight=self._others_in_sight(),
-            start_timestamp=pinned_at if pinned_at is not None else self._start_at_of(stream),
+            others_in_sight=self._host.has_others_in_sight(),
+            start_timestamp=pinned_at if pinned_at is not None else self._starts[stream].at,
             hash_range_start=str(hash_range.start) if hash_range is not None else None,
             hash_range_end=str(hash_range.end) if hash_range is not None else None,
             processor=source.settings.processor or "",
@@ -121,8 +132,8 @@ class StartCommands:
             kinesis=self._world.kinesis,
             dynamodb=self._world.dynamodb,
             source=self._world.source,
-            credentials=self._credentials(),
-            lock_path=str(self._lock_path),
+            credentials=self._host.credentials(),
+            lock_path=str(self._identity.lock.path),
             log=log_policy(settings, as_json=self._log_as_json),
             traces=trace_policy(settings),
             nice=source.settings.priority,

@@ -266,6 +266,20 @@ class OtlpFeed:
         self.publisher.offer(list(as_metrics(families, sample.uptime_s)))
 
 
+class CloudWatchFeed:
+    """The measurements of the manager on their way to CloudWatch, which keeps one a minute."""
+
+    def __init__(self, publisher: Publisher[Measurement], window: MetricWindow) -> None:
+        self.publisher = publisher
+        self.window = window
+
+    def offer(self) -> None:
+        """Send the measurements since the last call. Never waits."""
+        measurements = self.window.close(WallTime(time.time()))
+        if measurements:
+            self.publisher.offer(measurements)
+
+
 class Metering:
     """Metrics and health of one manager. `read` gets a sample every `SAMPLE_EVERY_S`."""
 
@@ -276,9 +290,8 @@ class Metering:
         *,
         loop: Loop,
         log: EventLog,
-        endpoint: HttpEndpoint | None,
-        publisher: Publisher[Measurement] | None,
-        window: MetricWindow,
+        endpoint: HttpEndpoint | None = None,
+        cloudwatch: CloudWatchFeed | None = None,
         announcer: Announcer | None = None,
         otlp: OtlpFeed | None = None,
     ) -> None:
@@ -287,8 +300,7 @@ class Metering:
         self._loop = loop
         self._log = log
         self._endpoint = endpoint
-        self._publisher = publisher
-        self._window = window
+        self._cloudwatch = cloudwatch
         self._announcer = announcer
         self._otlp = otlp
         self._looks = 0
@@ -306,8 +318,8 @@ class Metering:
     def read(self, sample: ManagerSample) -> None:
         """Show this sample, which was taken now, and publish its values when they are due."""
         sample = self._show(sample)
-        if self._publisher is not None:
-            self._measure(sample)
+        if self._cloudwatch is not None:
+            self._measure(sample, self._cloudwatch)
         if self._otlp is not None and self._is_due_to_publish():
             self._otlp.offer(sample)
         if self._announcer is not None:
@@ -322,10 +334,11 @@ class Metering:
     def close(self) -> None:
         """Stop serving; send the measurements not published yet, in two seconds at most for each
         of CloudWatch and the collector."""
-        if self._publisher is not None:
-            self._add_leases(self._show(self._sampler.take(self._loop.now())))
-            self._publish(self._publisher)
-            self._publisher.close(_LAST_PUBLISH_S)
+        if self._cloudwatch is not None:
+            last = self._show(self._sampler.take(self._loop.now()))
+            self._add_leases(last, self._cloudwatch.window)
+            self._cloudwatch.offer()
+            self._cloudwatch.publisher.close(_LAST_PUBLISH_S)
         if self._otlp is not None:
             self._otlp.offer(self._show(self._sampler.take(self._loop.now())))
             self._otlp.publisher.close(_LAST_PUBLISH_S)
@@ -335,35 +348,29 @@ class Metering:
             self._announcer.close()
 
     def _show(self, sample: ManagerSample) -> ManagerSample:
-        publishers = [self._publisher, None if self._otlp is None else self._otlp.publisher]
-        lost = [publisher.dropped_total for publisher in publishers if publisher is not None]
+        feeds: tuple[CloudWatchFeed | OtlpFeed | None, ...] = (self._cloudwatch, self._otlp)
+        lost = [feed.publisher.dropped_total for feed in feeds if feed is not None]
         if lost:
             sample = msgspec.structs.replace(sample, unpublished_total=sum(lost))
         self._board.show(sample, self._loop.now())
         return sample
 
-    def _measure(self, sample: ManagerSample) -> None:
-        assert self._publisher is not None, "measured is what is published"
+    def _measure(self, sample: ManagerSample, cloudwatch: CloudWatchFeed) -> None:
         # From the second look on: usually the table has been scanned by then.
         if self._looks % _LOOKS_PER_LEASE_VALUE == 1:
-            self._add_leases(sample)
+            self._add_leases(sample, cloudwatch.window)
         if self._looks % _LOOKS_PER_FLEET_VALUE == 1:
-            self._window.add_fleet(sample)
+            cloudwatch.window.add_fleet(sample)
         if self._is_due_to_publish():
-            self._publish(self._publisher)
+            cloudwatch.offer()
 
     def _is_due_to_publish(self) -> bool:
         return self._looks % _LOOKS_PER_PUBLICATION == _LOOKS_PER_PUBLICATION - 1
 
-    def _add_leases(self, sample: ManagerSample) -> None:
+    def _add_leases(self, sample: ManagerSample, window: MetricWindow) -> None:
         for shard, counts in self._sampler.take_departed(sample).items():
-            self._window.add_counts(shard, counts.counted)
-        self._window.add_leases(sample.leases)
-
-    def _publish(self, publisher: Publisher[Measurement]) -> None:
-        measurements = self._window.close(WallTime(time.time()))
-        if measurements:
-            publisher.offer(measurements)
+            window.add_counts(shard, counts.counted)
+        window.add_leases(sample.leases)
 
 
 def open_metering(
@@ -393,19 +400,13 @@ def open_metering(
         output_lag_max_s=_output_lag_max_s(settings),
     )
     board = HealthBoard(limits, loop.now)
-    cloudwatch = observe.cloudwatch
     return Metering(
         sampler,
         board,
         loop=loop,
         log=log,
         endpoint=_endpoint(observe.listen, board, log) if observe.listen is not None else None,
-        publisher=Publisher(outlet, log) if outlet is not None else None,
-        window=MetricWindow(
-            settings.application,
-            cloudwatch.dimensions if cloudwatch is not None else {},
-            by_shard=cloudwatch is not None and cloudwatch.detail == "shard",
-        ),
+        cloudwatch=_cloudwatch(settings, outlet, log) if outlet is not None else None,
         announcer=announcer,
         otlp=_otlp(settings, owner, board, log) if sends_otlp else None,
     )
@@ -427,6 +428,18 @@ def _output_lag_max_s(settings: Settings) -> float:
     places = output_places(settings, ONLY_STREAM)
     waits = [0.0 if every == "batch" else float(every), *(place.roll_s for place in places)]
     return max(waits) + float(settings.stall)
+
+
+def _cloudwatch(
+    settings: Settings, outlet: MetricOutlet[Measurement], log: EventLog
+) -> CloudWatchFeed:
+    chosen = settings.observe.cloudwatch
+    window = MetricWindow(
+        settings.application,
+        chosen.dimensions if chosen is not None else {},
+        by_shard=chosen is not None and chosen.detail == "shard",
+    )
+    return CloudWatchFeed(Publisher(outlet, log), window)
 
 
 def _otlp(settings: Settings, owner: str, board: HealthBoard, log: EventLog) -> OtlpFeed:

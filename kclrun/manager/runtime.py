@@ -5,13 +5,15 @@ It makes no decision about a lease.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import random
 import resource
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,16 +23,18 @@ from kclrun.config.schema import Settings
 from kclrun.config.state import state_place
 from kclrun.config.units import parse_start
 from kclrun.ipc.messages import RenewCredentials
+from kclrun.leases.events import Event
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy, StreamStart
 from kclrun.lifecycle.stopping import STOP_SIGNALS
-from kclrun.manager.children import LeaseProcesses
-from kclrun.manager.forks import Launcher, StartCommands, modules_of
+from kclrun.manager.children import LeaseProcesses, ProcessLimits
+from kclrun.manager.exits import ProcessHost
+from kclrun.manager.forks import Launcher, StartCommands, StartHost, modules_of
 from kclrun.manager.instance_watch import InstanceWatch
 from kclrun.manager.launcher import adopt_orphans
 from kclrun.manager.locks import Identity, establish
 from kclrun.manager.loop import IoPool, Loop
-from kclrun.manager.manager import Manager, ReportWriter
+from kclrun.manager.manager import Manager
 from kclrun.manager.metering import (
     SAMPLE_EVERY_S,
     Metering,
@@ -38,20 +42,22 @@ from kclrun.manager.metering import (
     open_metering,
     reads_apart_s,
 )
+from kclrun.manager.report_writer import ReportWriter
 from kclrun.manager.ring_reader import Child
 from kclrun.manager.sampling import Sampler
 from kclrun.manager.service_calls import CredentialRenewal, Prefetching, ServiceCalls
 from kclrun.manager.story import StoryKeeper
 from kclrun.manager.tips import TipsElsewhere
 from kclrun.manager.unread import UNREAD_S
-from kclrun.manager.watch import ManagerTimer, SampleReader
+from kclrun.manager.watch import EndWhenCaughtUp, ManagerTimer, SampleReader
 from kclrun.manager.watchdog import Watchdog
-from kclrun.manager.world import ExitReason, FleetServices, Until
+from kclrun.manager.world import ExitReason, FleetServices, RunNames, Until
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.stream import ONLY_STREAM, StreamKey, stream_key
 from kclrun.model.time import WallTime
+from kclrun.model.wire import WireCredentials
 from kclrun.observe.logs import EventLog, LineSink, log_of
 from kclrun.observe.sample import LEASES_COMMAND
 from kclrun.outputs.durable_files import write_report
@@ -102,24 +108,12 @@ def run_fleet(
     themselves); SettingsError if the report cannot be written.
     """
     starts = _starts(world, WallTime(time.time()))
-    identity = establish(settings.application, settings.leases.group, os.environ)
-    sink = LineSink(_STDERR)
-    loop = Loop()
-    pool = IoPool(loop.post)
-    run: _ManagerRun | None = None
-    story: StoryKeeper | None = None
-    try:
-        log = log_of(settings, identity.id, sink)
-        if settings.observe.story != "nowhere":
-            story = StoryKeeper(settings, identity.folder.folder, identity.id, log, world.story)
+    with _opened(settings, world) as resources:
         run = _ManagerRun(
             settings,
             world,
             starts,
-            identity=identity,
-            log=log,
-            loop=loop,
-            pool=pool,
+            resources,
             leases_command=leases_command,
             replay=replay,
             stop_signals=stop_signals,
@@ -129,22 +123,52 @@ def run_fleet(
         )
         launcher.trust(world.endpoints)
         run.assemble(launcher, tuple(import_paths))
-        if story is not None:
-            run.keep(story)
         reason = run.run(on_sample, until, source_is_done)
         if report_path is not None:
             run.write_report(report_path, reason)
         return reason
+
+
+@dataclass
+class _Resources:
+    """What a run opens before its parts are made, and closes after their end.
+
+    `holds_leases`: whether rows may name us as owner; after the end, only if the stop was cut
+    short.
+    """
+
+    identity: Identity
+    loop: Loop
+    pool: IoPool
+    log: EventLog
+    story: StoryKeeper | None
+    holds_leases: Callable[[], bool] = lambda: False
+
+
+@contextlib.contextmanager
+def _opened(settings: Settings, world: FleetServices) -> Iterator[_Resources]:
+    identity = establish(settings.application, settings.leases.group, os.environ)
+    sink = LineSink(_STDERR)
+    loop = Loop()
+    pool = IoPool(loop.post)
+    resources: _Resources | None = None
+    try:
+        log = log_of(settings, identity.id, sink)
+        story = None
+        if settings.observe.story != "nowhere":
+            story = StoryKeeper(settings, identity.folder.folder, identity.id, log, world.story)
+        resources = _Resources(identity, loop, pool, log, story)
+        yield resources
     finally:
-        if story is not None:
-            story.close()
+        if resources is not None and resources.story is not None:
+            resources.story.close()
         pool.close()
         loop.close()
-        identity.retire(is_named=run is not None and run.holds_leases)
+        identity.retire(is_named=resources is not None and resources.holds_leases())
         sink.close()
 
 
-class _ManagerRun:
+class _ManagerRun(ProcessHost, StartHost):
     """The parts of one run, and the calls between them."""
 
     def __init__(
@@ -152,11 +176,8 @@ class _ManagerRun:
         settings: Settings,
         world: FleetServices,
         starts: Mapping[StreamKey, StreamStart],
+        resources: _Resources,
         *,
-        identity: Identity,
-        log: EventLog,
-        loop: Loop,
-        pool: IoPool,
         leases_command: str | None,
         replay: Replay | None,
         stop_signals: Collection[signal.Signals],
@@ -164,15 +185,18 @@ class _ManagerRun:
         self._replay = replay
         self._settings = settings
         self._world = world
-        self._identity = identity
         self._starts = starts
-        self._log = log
-        self._loop = loop
-        self._pool = pool
+        self._identity = identity = resources.identity
+        self._log = log = resources.log
+        self._loop = loop = resources.loop
+        self._pool = pool = resources.pool
+        self._story = resources.story
         self._began_instant = loop.now()
         self._report = ReportWriter()
+        self._names = RunNames(settings.application, world.stream_names, identity.id)
         self._policy = _policy(settings, world, starts, identity, is_bounded=replay is not None)
         self._core = LeaseManager(self._policy, random.random)
+        resources.holds_leases = lambda: bool(self._core.held())
         self._watch: ManagerTimer | None = None
         self._metering: Metering | None = None
         self._manager = Manager(
@@ -200,7 +224,7 @@ class _ManagerRun:
             application=self._settings.application,
             owner=self._identity.id,
             world=self._world,
-            credentials=lambda: self._credentials.held,
+            credentials=self.credentials,
             loop=self._loop,
             log=self._log,
             is_stopping=lambda: self._core.is_draining,
@@ -209,42 +233,62 @@ class _ManagerRun:
         self._manager.service_calls = ServiceCalls(
             self._world,
             lambda stream: ShardFilter.at(self._starts[stream].sentinel, self._starts[stream].at),
+            self._manager,
             loop=self._loop,
             pool=self._pool,
             log=self._log,
-            deliver=self._manager.deliver,
-            broke=self._manager.broke,
-            table_gone=self._manager.table_gone,
             delays=prefetching.delays,
         )
         self._manager.processes = LeaseProcesses(
             launcher,
-            places=self._settings.leases.max + SPARE_PLACES,
+            self,
+            ProcessLimits(
+                places=self._settings.leases.max + SPARE_PLACES,
+                exit_patience_s=float(self._settings.shutdown.grace),
+                failover_s=self._policy.failover_s,
+                per_process=self._settings.leases.per_process,
+            ),
             specify=self._start_commands(import_paths),
             loop=self._loop,
             log=self._log,
-            deliver=self._manager.deliver,
-            departed=self._departed,
-            exit_patience_s=float(self._settings.shutdown.grace),
-            failover_s=self._policy.failover_s,
             lock_fd=self._identity.lock.fileno(),
-            per_process=self._settings.leases.per_process,
         )
         self._watchdog = Watchdog(
             self._manager.processes,
             log=self._log,
             stall_s=float(self._settings.stall),
-            failover_s=self._fleet_failover_s,
+            failover_s=self.failover_s,
         )
+        if (story := self._story) is not None:
+            # It records what no line of the log says, too.
+            self._loop.after(0.0, lambda: story.watch(self._manager.processes, self._loop))
 
-    def keep(self, story: StoryKeeper) -> None:
-        """Record what no line of the log says, too."""
-        self._loop.after(0.0, lambda: story.watch(self._manager.processes, self._loop))
+    # As `ProcessHost`.
 
-    def _departed(self, child: Child) -> None:
+    def deliver(self, event: Event) -> None:
+        self._manager.deliver(event)
+
+    def departed(self, child: Child) -> None:
         self._report.departed(child.key, child.last_status)
         self._manager.departed(child)
         self._watchdog.exited(child)
+
+    # As `StartHost`.
+
+    def credentials(self) -> WireCredentials:
+        return self._credentials.held
+
+    def row_of(self, key: LeaseKey) -> Lease | None:
+        held_lease = self._core.held_lease(key)
+        return held_lease.row if held_lease is not None else None
+
+    def failover_s(self) -> float:
+        return self._watch.failover_s if self._watch is not None else self._policy.failover_s
+
+    def has_others_in_sight(self) -> bool:
+        return self._manager.others_in_sight
+
+    # The run.
 
     def run(
         self,
@@ -259,9 +303,7 @@ class _ManagerRun:
         sampler = Sampler(
             self._manager,
             self._report,
-            application=self._settings.application,
-            stream=self._world.stream_names,
-            owner=self._identity.id,
+            self._names,
             leases_max=self._settings.leases.max,
             began_instant=self._began_instant,
             has_gauge=on_sample is not None,
@@ -282,9 +324,7 @@ class _ManagerRun:
                 watchdog=self._watchdog,
                 failover_s=self._policy.failover_s,
                 readers=readers,
-                is_until_caught_up=until is not None,
-                source_is_done=source_is_done,
-                are_read=self._tips().are_read,
+                end=None if until is None else self._end_when_caught_up(source_is_done),
             )
             self._loop.after(0.0, self._watch.look)
             reason = self._manager.run(self._world.service_time(), self._first_line)
@@ -295,13 +335,16 @@ class _ManagerRun:
         self._log.note("manager_stopped", reason=reason.value, records=self._report.records_total)
         return reason
 
-    def _tips(self) -> TipsElsewhere:
-        return TipsElsewhere(
+    def _end_when_caught_up(self, source_is_done: Callable[[], bool]) -> EndWhenCaughtUp:
+        tips = TipsElsewhere(
             {key: stream.reader for key, stream in self._world.streams.items()},
             lambda stream: self._starts[stream].at,
             pool=self._pool,
             now=self._loop.now,
             broke=self._manager.broke,
+        )
+        return EndWhenCaughtUp(
+            self._manager, self._log, source_is_done=source_is_done, are_read=tips.are_read
         )
 
     def _watch_instance(self) -> None:
@@ -336,43 +379,22 @@ class _ManagerRun:
             self._core.publish(metering.address)
         return metering
 
-    @property
-    def holds_leases(self) -> bool:
-        """Whether rows may name us as owner; after the end, only if the stop was cut short."""
-        return bool(self._core.held())
-
     def write_report(self, path: Path, reason: ExitReason) -> None:
-        report = self._report.report(
-            application=self._settings.application,
-            stream=self._world.stream_names,
-            owner=self._identity.id,
-            exit_reason=reason.value,
-            seconds=self._loop.now() - self._began_instant,
-        )
+        seconds = self._loop.now() - self._began_instant
+        report = self._report.report(self._names, exit_reason=reason.value, seconds=seconds)
         write_report(path, report)
 
     def _start_commands(self, import_paths: tuple[str, ...]) -> StartCommands:
         return StartCommands(
             self._settings,
             self._world,
-            owner=self._identity.id,
-            lock_path=self._identity.lock.path,
+            self._starts,
+            self._identity,
+            self,
             import_paths=import_paths,
-            start_at_of=lambda stream: self._starts[stream].at,
             log_as_json=self._log.as_json,
-            credentials=lambda: self._credentials.held,
-            row_of=self._row_of,
-            failover_s=self._fleet_failover_s,
-            others_in_sight=lambda: self._manager.others_in_sight,
             replay=self._replay,
         )
-
-    def _row_of(self, key: LeaseKey) -> Lease | None:
-        held_lease = self._core.held_lease(key)
-        return held_lease.row if held_lease is not None else None
-
-    def _fleet_failover_s(self) -> float:
-        return self._watch.failover_s if self._watch is not None else self._policy.failover_s
 
     def _processors(self) -> Iterable[str]:
         sources = (stream.settings for stream in self._world.streams.values())

@@ -19,11 +19,13 @@ from kclrun.leases.manager import LeaseManager
 from kclrun.leases.shard_sync import TableTotals
 from kclrun.leases.transitions import State
 from kclrun.manager.gauge import Gauge
-from kclrun.manager.manager import Manager, ReportWriter
+from kclrun.manager.manager import Manager
+from kclrun.manager.report_writer import ReportWriter
 from kclrun.manager.ring_reader import Child
 from kclrun.manager.service_calls import LOOK_FOR_OFFERS, READ_KCL3_MODE
 from kclrun.manager.unread import UNREAD_S, unread_note, unread_s
-from kclrun.model.lease import OFFERED, LeaseKey, OwnerId
+from kclrun.manager.world import RunNames
+from kclrun.model.lease import OFFERED, LeaseKey
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.metrics import FLEET_EVERY_S
 from kclrun.observe.sample import LeaseSample, ManagerSample, OutageSample, ShardReport
@@ -229,10 +231,8 @@ class Sampler:
         self,
         manager: Manager,
         report: ReportWriter,
+        names: RunNames,
         *,
-        application: str,
-        stream: str,
-        owner: OwnerId,
         leases_max: int,
         began_instant: Instant,
         has_gauge: bool = False,
@@ -240,9 +240,7 @@ class Sampler:
     ) -> None:
         self._manager = manager
         self._report = report
-        self._application = application
-        self._stream = stream
-        self._owner = owner
+        self._names = names
         self._leases_max = leases_max
         self._began_instant = began_instant
         self._gauge = Gauge() if has_gauge else None
@@ -256,7 +254,7 @@ class Sampler:
         self._totals_instant = began_instant
         self._draining_since: Instant | None = None
         self._launcher_away_since: Instant | None = None
-        self._hot_shards = HotShards(stream)
+        self._hot_shards = HotShards(names.stream)
 
     def look_at_traffic(self, now: Instant) -> list[Change]:
         """Decide which shards are hot now; the changes since the last look."""
@@ -283,9 +281,9 @@ class Sampler:
         )
         self._draining_since = _since(self._draining_since, now, holds=is_draining)
         return ManagerSample(
-            application=self._application,
-            stream=self._stream,
-            owner=self._owner,
+            application=self._names.application,
+            stream=self._names.stream,
+            owner=self._names.owner,
             uptime_s=now - self._began_instant,
             total_leases=totals.leases if totals is not None else None,
             total_shards=totals.shards if totals is not None else None,
@@ -330,7 +328,7 @@ class Sampler:
                 continue
             if row.owner is None or row.owner == OFFERED:
                 free += 1
-            elsewhere += row.owner not in (None, OFFERED, self._owner)
+            elsewhere += row.owner not in (None, OFFERED, self._names.owner)
         return elsewhere, free
 
     def _look_at_need(self, leases: Sequence[LeaseSample], others: int, now: Instant) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Final, assert_never
+from typing import Final, Protocol, assert_never
 
 import msgspec
 
@@ -154,35 +154,47 @@ class OutageLog:
             self._log.note("service_back", operation=operation, outage_s=self._now() - since)
 
 
-class ServiceCalls(ServiceRequests):
-    """Performs the requests of one manager. All calls, and `deliver`, in the loop's thread.
+class CallHost(Protocol):
+    """The manager whose requests are performed. Its methods are called in the loop's thread."""
 
-    `table_gone` is called, once, when a scan has proven that the lease table was deleted. `delays`
-    returns whether it sends a write itself, after other work.
+    def deliver(self, event: events.Event) -> None:
+        """Called with the event that answers a request."""
+        ...
+
+    def broke(self, error: Exception) -> None:
+        """Called after an error that is not of a service."""
+        ...
+
+    def table_gone(self, error: ServiceError) -> None:
+        """Called, once, when a scan has proven that the lease table was deleted."""
+        ...
+
+
+class ServiceCalls(ServiceRequests):
+    """Performs the requests of one manager. All calls in the loop's thread.
+
+    `delays` returns whether it sends a write itself, after other work.
     """
 
     def __init__(
         self,
         world: FleetServices,
         start_filter_of: Callable[[StreamKey], ShardFilter],
+        host: CallHost,
         *,
         loop: Loop,
         pool: IoPool,
         log: EventLog,
-        deliver: Callable[[events.Event], None],
-        broke: Callable[[Exception], None],
-        table_gone: Callable[[ServiceError], None],
         delays: Callable[[LeaseChange, Callable[[], None]], bool] = lambda *_: False,
     ) -> None:
         self._delays = delays
         super().__init__(
-            now=loop.now, at=loop.at, after=loop.after, chance=random.random, deliver=deliver
+            now=loop.now, at=loop.at, after=loop.after, chance=random.random, deliver=host.deliver
         )
         self._world = world
         self._start_filter_of = start_filter_of
         self._pool = pool
-        self._broke = broke
-        self._table_gone = table_gone
+        self._host = host
         self._log = log
         self.outages = OutageLog(log, loop.now)
         self._is_unindexed_logged = False
@@ -203,13 +215,13 @@ class ServiceCalls(ServiceRequests):
 
         def failed(error: Exception) -> None:
             if not isinstance(error, ServiceError):
-                self._broke(error)
+                self._host.broke(error)
             elif isinstance(request, commands.FindOffers):
                 self._offers_failed(error, asked)
             elif isinstance(request, commands.ScanTable) and isinstance(error, NotFound):
                 self._scans_without_table += 1
                 if self._scans_without_table >= _SCANS_TO_PROVE_GONE:
-                    self._table_gone(error)
+                    self._host.table_gone(error)
                 else:
                     self._failed(request, attempt)
             else:
@@ -271,7 +283,7 @@ class ServiceCalls(ServiceRequests):
             if isinstance(error, Unavailable):
                 resolved(OutcomeUnknown(str(error)))
             else:
-                self._broke(error)
+                self._host.broke(error)
 
         def send() -> None:
             self._pool.run(lambda: self._world.table.write(change), resolved, failed)

@@ -13,9 +13,9 @@ import itertools
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -78,39 +78,49 @@ class _BusyWindow(msgspec.Struct):
     busy_s: float
 
 
+class SharingHost(Protocol):
+    """The lease processes that share. Its methods are called in the loop's thread."""
+
+    def request_fork(self, number: int, theirs: socket.socket) -> None:
+        """Called to ask for a fork under this number. `theirs`, the end of its channel, is closed
+        once it was sent."""
+        ...
+
+    def admitted(self, child: Child) -> None:
+        """Called for a lease whose process has its channel."""
+        ...
+
+    def not_admitted(self, child: Child, reason: str) -> None:
+        """Called for a lease that gets no process."""
+        ...
+
+    def left(self, child: Child, left: Left) -> None:
+        """Called for a lease that ended while its process goes on, which proved that no thread
+        writes for it any more."""
+        ...
+
+    def leave(self, child: Child, force_instant: Instant | None) -> None:
+        """Called for a lease that has to leave its process. From `force_instant` on it may be
+        forced to; None: never."""
+        ...
+
+
 class SharedProcesses:
     """All calls in the loop's thread. Rule: a lease is in one process, and stays there until it
     ends; a process is left, never joined again, once it is closed.
 
     `per_process` is the most leases in one; `patience_s` is how long a process may take to end in
-    good order. `request` asks for a fork under a number, with our end
-    of its channel closed by it. `admitted` is called for a lease whose process has its channel,
-    `refused` for one that gets none, `left` for one that ended while its process goes on, and
-    `leave` for one that has to: with the instant from which it may be forced to, or None.
+    good order.
     """
 
     def __init__(
-        self,
-        per_process: int,
-        *,
-        patience_s: float,
-        loop: Loop,
-        log: EventLog,
-        request: Callable[[int, socket.socket], None],
-        admitted: Callable[[Child], None],
-        refused: Callable[[Child, str], None],
-        left: Callable[[Child, Left], None],
-        leave: Callable[[Child, Instant | None], None],
+        self, host: SharingHost, per_process: int, *, patience_s: float, loop: Loop, log: EventLog
     ) -> None:
+        self._host = host
         self._per_process = per_process
         self._patience_s = patience_s
         self._loop = loop
         self._log = log
-        self._request = request
-        self._admitted = admitted
-        self._refused = refused
-        self._left = left
-        self._leave = leave
         # By the number of their fork request: below 0, for incarnations are above.
         self._processes: dict[int, SharedProcess] = {}
         self._numbers = itertools.count(-1, -1)
@@ -144,7 +154,7 @@ class SharedProcesses:
         number = next(self._numbers)
         shared = SharedProcess(stream, channel_to_worker(ours))
         self._processes[number] = shared
-        self._request(number, theirs)
+        self._host.request_fork(number, theirs)
         return shared
 
     def forked(self, report: ProcessForked) -> bool:
@@ -180,12 +190,12 @@ class SharedProcesses:
                 continue
             child.pid = shared.pid
             self._loop.watch(child.channel.fileno(), functools.partial(self._read_channel, child))
-            self._admitted(child)
+            self._host.admitted(child)
 
     def _drop(self, child: Child, reason: str) -> None:
         """The process sees the end of the lease's channel: the lease begins nothing there."""
         self.forget(child)
-        self._refused(child, reason)
+        self._host.not_admitted(child, reason)
 
     # Leaving.
 
@@ -204,7 +214,7 @@ class SharedProcesses:
         if not isinstance(got, Left):
             return
         shared = self._of[child.incarnation]
-        self._left(child, got)
+        self._host.left(child, got)
         remains = [got.remains] if got.remains else []
         if shared.pid is not None and (members := session_members(shared.pid)):
             remains.append(f"processes ({', '.join(map(str, members))})")
@@ -224,7 +234,7 @@ class SharedProcesses:
         shared.cause = f"{child.key} left {remains}"
         force_instant = Instant(self._loop.now() + patience_s)
         for member in tuple(shared.members.values()):
-            self._leave(member, force_instant)
+            self._host.leave(member, force_instant)
         self._loop.at(force_instant, shared.kill)
 
     def forget(self, child: Child) -> None:
@@ -278,7 +288,7 @@ class SharedProcesses:
                     self._too_busy.add(child.incarnation)
                     reason = f"its user code ran for {share:.0%} of {_WINDOW_S:.0f} s"
                     self._log.note("lease_too_busy", shard=child.key, reason=reason)
-                self._leave(child, None)
+                self._host.leave(child, None)
 
     def _busy_share(self, child: Child, now: Instant) -> float:
         """The share of the last window for which its user code ran; 0 before a window is over."""

@@ -12,7 +12,7 @@ from typing import Final
 from kclrun.codec.kpl import drop_until, open_aggregates
 from kclrun.errors import KclrunError
 from kclrun.lease.policy import first_start
-from kclrun.leases.manager import LeaseManager
+from kclrun.leases.caught_up import CaughtUp
 from kclrun.manager.loop import IoPool
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.reading import PageCursor
@@ -32,12 +32,12 @@ _STANDS_FOR_S: Final = 5.0
 
 
 def why_not_caught_up(
-    core: LeaseManager, now: Instant, are_read: Callable[[Sequence[Lease]], bool]
+    caught_up: CaughtUp, now: Instant, are_read: Callable[[Sequence[Lease]], bool]
 ) -> tuple[str, ...]:
     """Why the fleet is not caught up, but for the shards that this machine reads. `are_read`:
     whether these leases of other owners are read to their tips; asked if nothing else remains."""
-    reasons = core.caught_up_blockers(now)
-    elsewhere = () if reasons else core.read_elsewhere()
+    reasons = caught_up.blockers(now)
+    elsewhere = () if reasons else caught_up.read_elsewhere()
     if are_read(elsewhere):
         return reasons
     owners = ", ".join(sorted({str(row.owner) for row in elsewhere}))

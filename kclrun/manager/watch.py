@@ -31,12 +31,57 @@ _LOOKS_PER_TRAFFIC: Final = 10
 _LOOK_EVERY_S: Final = 0.5
 
 
+class EndWhenCaughtUp:
+    """Ends a run that is to end once the fleet has caught up (`until: caught-up`).
+
+    `source_is_done` comes from the caller. `are_read`: whether the leases that other owners read
+    are read to their tips.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        log: EventLog,
+        *,
+        source_is_done: Callable[[], bool],
+        are_read: Callable[[Sequence[Lease]], bool] = lambda leases: not leases,
+    ) -> None:
+        self._manager = manager
+        self._log = log
+        self._source_is_done = source_is_done
+        self._are_read = are_read
+        self._caught_up = CaughtUp()
+        self._is_waiting = False
+
+    def look(self, now: Instant, statuses: list[LeaseStatus | None]) -> None:
+        """Check whether the fleet has caught up; then the stop begins."""
+        if not self._manager.is_running:
+            return
+        reasons = why_not_caught_up(self._manager.core.caught_up, now, self._are_read)
+        self._note_waiting(reasons, statuses)
+        is_caught_up = self._caught_up.look(
+            now, is_source_done=self._source_is_done(), blockers=reasons, statuses=statuses
+        )
+        if is_caught_up:
+            halted = self._manager.core.caught_up.halted()
+            self._log.note("caught_up", halted=len(halted))
+            reason = ExitReason.HALTED if halted else ExitReason.CAUGHT_UP
+            self._manager.drain(reason.value, at_its_end=reason)
+
+    def _note_waiting(self, reasons: Sequence[str], statuses: list[LeaseStatus | None]) -> None:
+        """Log once that only other owners' work is waited for: this machine has nothing to do."""
+        if self._is_waiting or not reasons or not all(map(is_at_tip, statuses)):
+            return
+        if any(self._manager.core.caught_up.read_elsewhere()):
+            self._is_waiting = True
+            self._log.note("waiting_for_others", reason=reasons[0])
+
+
 class ManagerTimer:
     """The one timer of a manager: its checks, and the samples for the live table and the metrics.
 
-    `readers` get the samples; each is named with the seconds between two of its samples.
-    `source_is_done` comes from the caller. `are_read`: whether the leases that other owners read
-    are read to their tips.
+    `readers` get the samples; each is named with the seconds between two of its samples. `end` is
+    None for a run that goes on until it is stopped.
     """
 
     def __init__(
@@ -49,11 +94,8 @@ class ManagerTimer:
         watchdog: Watchdog,
         failover_s: float,
         readers: Sequence[tuple[float, SampleReader]],
-        is_until_caught_up: bool,
-        source_is_done: Callable[[], bool],
-        are_read: Callable[[Sequence[Lease]], bool] = lambda leases: not leases,
+        end: EndWhenCaughtUp | None = None,
     ) -> None:
-        self._are_read = are_read
         self._manager = manager
         self._sampler = sampler
         self._loop = loop
@@ -61,10 +103,7 @@ class ManagerTimer:
         self._watchdog = watchdog
         self._own_failover_s = failover_s
         self._readers = [(round(each_s / _LOOK_EVERY_S), reader) for each_s, reader in readers]
-        self._is_until_caught_up = is_until_caught_up
-        self._source_is_done = source_is_done
-        self._caught_up = CaughtUp()
-        self._is_waiting = False
+        self._end = end
         self._looks = 0
         self.failover_s = failover_s
 
@@ -75,8 +114,8 @@ class ManagerTimer:
         self._look_at_failover()
         self._look_at_traffic(now)
         self._sample(now)
-        if self._is_until_caught_up and self._manager.is_running:
-            self._look_for_the_end(now, statuses)
+        if self._end is not None:
+            self._end.look(now, statuses)
         self._loop.after(_LOOK_EVERY_S, self.look)
 
     def _sample(self, now: Instant) -> None:
@@ -108,26 +147,6 @@ class ManagerTimer:
                 self._log.note("shard_hot", shard=change.key, reason=hot.reason, advice=hot.advice)
             else:
                 self._log.note("shard_cooled", shard=change.key, reason=change.reason)
-
-    def _look_for_the_end(self, now: Instant, statuses: list[LeaseStatus | None]) -> None:
-        reasons = why_not_caught_up(self._manager.core, now, self._are_read)
-        self._note_waiting(reasons, statuses)
-        is_caught_up = self._caught_up.look(
-            now, is_source_done=self._source_is_done(), blockers=reasons, statuses=statuses
-        )
-        if is_caught_up:
-            halted = self._manager.core.halted()
-            self._log.note("caught_up", halted=len(halted))
-            reason = ExitReason.HALTED if halted else ExitReason.CAUGHT_UP
-            self._manager.drain(reason.value, at_its_end=reason)
-
-    def _note_waiting(self, reasons: Sequence[str], statuses: list[LeaseStatus | None]) -> None:
-        """Log once that only other owners' work is waited for: this machine has nothing to do."""
-        if self._is_waiting or not reasons or not all(map(is_at_tip, statuses)):
-            return
-        if any(self._manager.core.read_elsewhere()):
-            self._is_waiting = True
-            self._log.note("waiting_for_others", reason=reasons[0])
 
 
 def fleet_failover_s(manager: Manager, own_s: float) -> float:

@@ -9,9 +9,10 @@ import enum
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from kclrun.config.schema import StreamSettings
+from kclrun.model.lease import OwnerId
 from kclrun.model.record import Measurement
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import Instant, WallTime
@@ -29,6 +30,14 @@ from kclrun.ports import (
 )
 
 Until = Literal["caught-up"]
+
+
+class RunNames(NamedTuple):
+    """What samples and reports call the run of a manager by. `stream` may name several."""
+
+    application: str
+    stream: str
+    owner: OwnerId
 
 
 class CredentialSource(Protocol):

@@ -6,7 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 import msgspec
 
@@ -68,11 +68,8 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def of(
         cls,
         record: Record,
+        source: LetterSource,
         *,
-        application: str,
-        processor: str,
-        stream: str,
-        shard_id: str,
         error: str,
         raised_at: str,
         traceback: str,
@@ -85,10 +82,10 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         by = LetterOwner() if owner is None else owner
         return cls(
             version=LETTER_VERSION,
-            application=application,
-            processor=processor,
-            stream=stream,
-            shard_id=shard_id,
+            application=source.application,
+            processor=source.processor,
+            stream=source.stream,
+            shard_id=source.shard_id,
             sequence_number=record.sequence_number,
             sub_sequence_number=record.sub_sequence_number,
             partition_key=record.partition_key,
@@ -136,6 +133,15 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def order(self) -> tuple[str, str, int, int]:
         """Sorts letters shard by shard, each in the order of its records."""
         return (self.stream, self.shard_id, int(self.sequence_number), self.sub_sequence_number)
+
+
+class LetterSource(NamedTuple):
+    """The processor that gave a record up, and the shard that it read."""
+
+    application: str
+    processor: str
+    stream: str
+    shard_id: str
 
 
 class LetterOwner(msgspec.Struct, frozen=True, kw_only=True):

@@ -77,7 +77,7 @@ class AggregateQueues(ShardQueues):
     def is_full_request(self) -> bool:
         return any(shard_queue.weight >= AGGREGATE_BYTES_MAX for shard_queue in self.open())
 
-    def settled(self, queue: OrderedQueue, *, first: bool = False) -> None:  # noqa: ARG002 - alone in its shard
+    def settled(self, queue: OrderedQueue, *, first: bool = False) -> None:
         assert isinstance(queue, ShardOrder)
         queue.is_under_way = False
         if queue in self._older:
@@ -92,7 +92,7 @@ class AggregateQueues(ShardQueues):
     def _forget(self, queue: OrderedQueue) -> None:
         """It stays: it is its shard's."""
 
-    def _requeue(self, waiting: Sequence[OrderedQueue]) -> None:  # noqa: ARG002 - among its own
+    def _requeue(self, waiting: Sequence[OrderedQueue]) -> None:
         self._of_key.clear()
         before = {(order.first, order.last): order for order in self._orders}
         ends = [start - 1 for start in self._starts[1:]] + [HASH_KEY_MAX]

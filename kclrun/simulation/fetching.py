@@ -21,6 +21,7 @@ from kclrun.model.time import Instant
 from kclrun.protocol.trimming import ExpiryWatch
 from kclrun.simulation.observer import Observer, Reader
 from kclrun.simulation.shards import FetchFate, ShardStream
+from kclrun.simulation.world import FleetSettings
 
 # A round trip to Kinesis; an event of a subscription takes as long from the record's arrival.
 _FETCH_S: Final = 0.012
@@ -60,13 +61,11 @@ class SimulatedFetching:
         stream: ShardStream,
         observer: Observer,
         times: QueueTimes,
+        settings: FleetSettings,
         *,
-        poll_s: float,
         chance: Callable[[], float],
         fetch_fault: Callable[[], FetchFate | None],
         list_shards: Callable[[Callable[[tuple[Shard, ...] | None], None]], None],
-        failover_s: float,
-        fan_out: bool = False,
     ) -> None:
         self._key: LeaseKey = reader.key
         self._stream = stream
@@ -77,15 +76,15 @@ class SimulatedFetching:
         self._chance = chance
         self._fetch_fault = fetch_fault
         self._list_shards = list_shards
-        self._failover_s = failover_s
+        self._failover_s = settings.failover_s
         self._host: FetchHost
         # The number of the last record that has arrived here.
         self.fetched = 0
         self.is_expired = self._saw_end = False
         self._expiry: ExpiryWatch | None = None
-        self._pacing = Pacing(poll_s, every_s=EVERY_S)
+        self._pacing = Pacing(settings.poll_s, every_s=EVERY_S)
         self._poll_s = self._pacing.idle_s
-        self._subscribing = SubscriptionPlan() if fan_out else None
+        self._subscribing = SubscriptionPlan() if settings.fan_out else None
         self._subscription: object | None = None  # the one that stands
         self._is_failing = False
         self._fetches = 0

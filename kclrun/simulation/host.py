@@ -122,9 +122,10 @@ class Children:
 
     def _force(self, process: LeaseProcess) -> None:
         """First the stacks, then the end: ABRT, and KILL for a process that ignores ABRT."""
-        number, due = next_force(process.force_instant, process.forced)
-        if number is None or due is None or process.is_over:
+        following = next_force(process.force_instant, process.forced)
+        if following is None or process.is_over:
             return
+        number, due = following
         if self._parent.machine.instant() < due:
             self._parent.os.at(due, lambda: self._force(process))
             return

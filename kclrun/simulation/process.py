@@ -89,12 +89,10 @@ class LeaseProcess:
             world.stream,
             world.observer,
             times,
-            poll_s=settings.poll_s,
+            settings,
             chance=chance,
             fetch_fault=self._fetch_fault,
             list_shards=self._list_shards,
-            failover_s=settings.failover_s,
-            fan_out=settings.fan_out,
         )
         self.queue = self.queue_kind(
             self,

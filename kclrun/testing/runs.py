@@ -119,13 +119,16 @@ def run_processor(
     'SHARD_END'
     """
     life = Life(
-        Ledger(position, MemoryState(state, after), known_outputs(outputs, schema)),
+        Ledger(
+            position,
+            MemoryState(Timing(lateness_s, every_s, wall_until, idle_s), state, after),
+            known_outputs(outputs, schema),
+        ),
         _decoding(processor, decode),
         concurrency=None if concurrency is None else Concurrency(concurrency, order, timeout_s),
         checkpoint=CheckpointPolicy(mode=checkpoint, uncheckpointed_max=uncheckpointed_max),
         batch_max=batch_max,
         policy=ErrorPolicy(retries, 0.0, then),
-        timing=Timing(lateness_s, every_s, wall_until, idle_s),
         make_runner=inline_runner if seed is None else SeededRunners(seed),
         ends=Crashes(crash_after, crash_at_checkpoint),
     )

@@ -14,9 +14,10 @@ from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.protocol.reports import ProcessorFailed, ProcessorRecovered, ProcessorWaited, Report
+from kclrun.protocol.reports import ProcessorRecovered, ProcessorWaited
 from kclrun.worker.delivery_queue import Batch, CheckpointCalls, DeliveryQueue
 from kclrun.worker.giving_up import GivingUp, Trouble
+from kclrun.worker.progress import DeliveryHost, Progress
 
 if TYPE_CHECKING:
     from kclrun.observe.traces import LeaseSpans
@@ -26,35 +27,30 @@ class BatchDelivery(BatchHost):
     """The `BatchHost` of a lease. Its methods are called on the main thread, within `deliver`, but
     `keep` by any thread of user code.
 
-    `call` calls user code with some records of a batch. Up to `durable` records are not given
-    again. `processed` gets the position up to which all records are done.
+    `call` calls user code with some records of a batch.
     """
 
     def __init__(
         self,
         policy: ErrorPolicy,
+        host: DeliveryHost,
+        progress: Progress,
         *,
         queue: DeliveryQueue,
         checkpoints: CheckpointCalls,
         giving_up: GivingUp,
-        post: Callable[[ProcessorFailed], None],
-        report: Callable[[Report], None],
         call: Callable[[Batch, Sequence[Record]], None],
-        durable: Callable[[], ExtendedSequenceNumber | None],
-        processed: Callable[[ExtendedSequenceNumber], None],
         spans: LeaseSpans | None,
     ) -> None:
+        self._host = host
+        self._progress = progress
         self._queue = queue
         self._checkpoints = checkpoints
         self._giving_up = giving_up
-        self._post = post
-        self._report = report
         self._call = call
-        self._processed = processed
         self._spans = spans
         self._batch: Batch
         self._trouble: Trouble | None = None  # once a call raised
-        self._durable = durable
         self._calls = BatchCalls(self, policy)
 
     def deliver(self, batch: Batch, rows: RowScope | None) -> bool:
@@ -78,7 +74,7 @@ class BatchDelivery(BatchHost):
         self._call(self._batch, records)
 
     def durable(self) -> ExtendedSequenceNumber | None:
-        return self._durable()
+        return self._progress.durable()
 
     def limit(self, last: ExtendedSequenceNumber | None) -> None:
         self._checkpoints.given = last
@@ -91,12 +87,12 @@ class BatchDelivery(BatchHost):
         trouble.note(raised.failure, is_host_fault=raised.is_host_fault)
         if raised.waits:
             assert pause_s is not None, "user code asked for a pause"
-            self._report(trouble.asked_to_wait(pause_s, raised.waits))
+            self._host.report(trouble.asked_to_wait(pause_s, raised.waits))
         elif pause_s is not None or raised.begins_search:
-            self._report(trouble.raised(pause_s or 0.0))
+            self._host.report(trouble.raised(pause_s or 0.0))
 
     def waited(self, waited: Waited) -> None:
-        self._report(ProcessorWaited(PROCESS_RECORDS, *waited))
+        self._host.report(ProcessorWaited(PROCESS_RECORDS, *waited))
 
     def rest(self, pause_s: float) -> bool:
         return self._queue.may_try_again(pause_s, is_batch=True)
@@ -112,10 +108,10 @@ class BatchDelivery(BatchHost):
 
     def halt(self, reason: str, calls: int) -> None:
         self._queue.halt()
-        self._post(self._troubled.given_up(reason))
+        self._host.post(self._troubled.given_up(reason))
 
     def settled(self, position: ExtendedSequenceNumber) -> None:
-        self._processed(position)
+        self._progress.process(position)
 
     def recovered(self, calls: int) -> None:
-        self._report(ProcessorRecovered(PROCESS_RECORDS, calls))
+        self._host.report(ProcessorRecovered(PROCESS_RECORDS, calls))

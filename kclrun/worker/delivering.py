@@ -6,7 +6,6 @@ It takes tasks from the queue, calls the processor and posts the results.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, Protocol, TextIO
@@ -15,8 +14,8 @@ from kclrun.calling.batches import PROCESS_RECORDS, Raised
 from kclrun.calling.delivery import Call, ConfirmStop, RowScope, host_fault
 from kclrun.calling.records import CallTerms, Failing, RecordCalls, RecordHost, Records, Stop
 from kclrun.calling.retry_later import Waited
-from kclrun.calling.runners import PROCESS_RECORD, MakeThread
-from kclrun.calling.timer_run import Quiet, TimerRun
+from kclrun.calling.runners import PROCESS_RECORD
+from kclrun.calling.timer_run import TimerRun
 from kclrun.calling.tracebacks import Failure
 from kclrun.errors import HostFailed, SinkError
 from kclrun.ipc.board import boottime
@@ -30,10 +29,8 @@ from kclrun.model.time import Instant
 from kclrun.processor import KeptRow, RecordProcessor
 from kclrun.protocol.reports import (
     OUTPUT,
-    ProcessorFailed,
     ProcessorRecovered,
     ProcessorWaited,
-    Report,
 )
 from kclrun.state.keyed import Undoable
 from kclrun.worker.batch_delivering import BatchDelivery
@@ -47,7 +44,8 @@ from kclrun.worker.delivery_queue import (
 )
 from kclrun.worker.giving_up import GivingUp, Trouble
 from kclrun.worker.method_delivering import INITIALIZE, MethodDelivery
-from kclrun.worker.timer_delivering import Parts, TimerDelivery
+from kclrun.worker.progress import DeliveryHost, Progress
+from kclrun.worker.timer_delivering import Parts, TimerClocks, TimerDelivery
 
 if TYPE_CHECKING:
     from kclrun.observe.traces import LeaseSpans
@@ -64,58 +62,35 @@ class Deliverer:
     up, or halt the lease. Nothing is skipped unless the settings say so [I9]. Rows emitted by a
     failed call are discarded before the call is repeated.
 
-    `prepare` makes a new processor and calls `initialize`, once the lease is claimed. It is called
-    again for each attempt, because a half-initialised instance cannot be used. `broke` ends the
-    process: its host lacks a resource that `initialize` needs, so another try, or another host, may
-    succeed. A lack of resources while records are processed is reported as a failure of the
-    processor: a record may need more than any host has. `keep_letter` keeps a dead letter durably,
-    made from a record, its failure and the number of calls that raised with it. It raises
-    SinkError. `settled` gets the position up to which all records are processed or given up. Rows
-    of records up to `sent` were given to their outputs. `spans` traces the batches; None without
-    traces.
+    A lack of resources while records are processed is reported as a failure of the processor: a
+    record may need more than any host has. `spans` traces the batches; None without traces.
     """
 
     def __init__(
         self,
         queue: DeliveryQueue,
-        post: Callable[[events.Event], None],
+        host: DeliveryHost,
         policy: ErrorPolicy,
-        *,
-        prepare: Callable[[Lease], tuple[RecordProcessor, RowScope | None, Decoding | None]],
         checkpoints: CheckpointCalls,
-        report: Callable[[Report], None],
-        broke: Callable[[BaseException], None],
-        keep_letter: Callable[[Record, Failure, int], None] | None = None,
-        settled: Callable[[ExtendedSequenceNumber], None] | None = None,
-        sent: Callable[[], ExtendedSequenceNumber | None] = lambda: None,
         spans: LeaseSpans | None = None,
     ) -> None:
+        self.progress = Progress(host, checkpoints)
         self._queue = queue
-        self._post = post
-        self._policy = policy
-        self._prepare = prepare
+        self._host = host
         self._checkpoints = checkpoints
-        self._report = report
-        self._broke = broke
-        self._giving_up = GivingUp(queue, post, report, keep_letter, policy.then)
-        self._settled = settled
-        self._sent = sent
+        self._giving_up = GivingUp(queue, host, policy.then)
         self._spans = spans
         self._batches = BatchDelivery(
             policy,
+            host,
+            self.progress,
             queue=queue,
             checkpoints=checkpoints,
             giving_up=self._giving_up,
-            post=post,
-            report=report,
             call=self._call_batch,
-            durable=self._durable,
-            processed=self._processed,
             spans=spans,
         )
-        self._methods = MethodDelivery(
-            policy, queue=queue, post=post, report=report, durable=self._durable
-        ).calls
+        self._methods = MethodDelivery(policy, host, self.progress, queue).calls
         self._processor: RecordProcessor | None = None
         self._records: RecordDelivery | None = None
         self._timers: TimerDelivery | None = None
@@ -123,8 +98,6 @@ class Deliverer:
         self._rows: RowScope | None = None
         self._decoding: Decoding | None = None
         self._token = 0
-        self.delivered: ExtendedSequenceNumber | None = None
-        self._done: ExtendedSequenceNumber | None = None  # the last position processed
 
     def serve(self) -> None:
         """Perform one task after the other."""
@@ -137,69 +110,41 @@ class Deliverer:
                         self._records.calls.close()
                     return
                 case ConfirmStop():
-                    self._post(events.DeliveryStopped())
+                    self._host.post(events.DeliveryStopped())
                 case Exhausted(children, is_expired):
-                    self._post(events.ShardExhausted(children, is_expired))
+                    self._host.post(events.ShardExhausted(children, is_expired))
                 case FireTimers(upcoming):
                     assert self._timers is not None, "the queue looks at timers"
                     self._timers.fire(upcoming)
                 case call:
                     self._call(call)
 
-    def take_records(
-        self,
-        terms: CallTerms,
-        rows: RowPlaces,
-        *,
-        fence: Callable[[], Instant | None],
-        make_thread: MakeThread,
-    ) -> None:
+    def take_records(self, terms: CallTerms, rows: RowPlaces) -> None:
         """From here on user code gets single records. Called by `prepare`."""
         self._records = RecordDelivery(
             terms,
+            self._host,
+            self.progress,
             queue=self._queue,
             rows=rows,
-            post=self._post,
-            report=self._report,
             giving_up=self._giving_up,
             more=self._more_records,
-            processed=self._processed,
             returned=self._returned,
-            fence=fence,
-            make_thread=make_thread,
         )
 
     def take_timers(
-        self,
-        run: TimerRun,
-        processor: RecordProcessor,
-        rows: RowScope,
-        round_every_s: float | None,
-        *,
-        quiet: Callable[[], Quiet | None] = lambda: None,
-        wall: Callable[[], float] | None = time.time,
+        self, run: TimerRun, processor: RecordProcessor, rows: RowScope, clocks: TimerClocks
     ) -> None:
         """From here on `on_timer` is called. Called by `prepare`."""
-
-        def processed(position: ExtendedSequenceNumber) -> None:
-            self.delivered = position
-            self._processed(position)
-
-        assert self._done is not None, "the lease is claimed"
         self._timers = TimerDelivery(
             run,
             processor,
             rows,
             self._checkpoints,
-            done=self._done,
-            post=self._post,
+            self.progress,
+            queue=self._queue,
             methods=self._methods,
-            processed=processed,
-            durable=self._durable,
-            may_go=lambda: self._queue.may_try_again(0.0, is_batch=True),
-            round_every_s=round_every_s,
-            quiet=quiet,
-            wall=wall,
+            clocks=clocks,
         )
         self._queue.look_at_timers(self._timers.wait_s)
 
@@ -213,19 +158,15 @@ class Deliverer:
         if self._records is not None:
             self._records.calls.write_coroutines(file)
 
-    def _note_delivered(self, batch: Batch) -> None:
-        self.delivered = batch.last
-        self._post(events.BatchDelivered(batch.last, len(batch.records), batch.payload_bytes))
-
     def _deliver(self, batch: Batch) -> None:
         if self._timers is not None:
             is_done = self._deliver_parts(batch, self._timers)
         else:
-            self._note_delivered(batch)
+            self.progress.deliver(batch)
             is_done = self._is_done_with(batch)
         if not is_done:
             # A checkpoint from here on, in shutdown_requested, covers the processed records only.
-            self._checkpoints.given = self._done
+            self._checkpoints.given = self.progress.done
 
     def _deliver_parts(self, batch: Batch, timers: TimerDelivery) -> bool:
         """Give a batch, and the batches that join it, in parts that end where the watermark moves,
@@ -240,22 +181,22 @@ class Deliverer:
             is_first = False
             if not self._is_done_with(self._next_part(timers)):
                 return False
-            assert self._done is not None, "a part is done"
-            if not timers.calls.arrive(self._done):
+            assert self.progress.done is not None, "a part is done"
+            if not timers.calls.arrive(self.progress.done):
                 return False
         last = self._parts.last
-        if self._done is None or self._done < last:
-            self._note_delivered(Batch((), last, 0, None))
-            self._processed(last)
+        if self.progress.done is None or self.progress.done < last:
+            self.progress.deliver(Batch((), last, 0, None))
+            self.progress.process(last)
             timers.calls.done = last
         return True
 
     def _next_part(self, timers: TimerDelivery) -> Batch:
-        assert self._done is not None, "the lease has begun"
+        assert self.progress.done is not None, "the lease has begun"
         part = self._parts.next(timers.run)
-        timers.calls.note(self._done)
+        timers.calls.note(self.progress.done)
         timers.arrived_at = part.records[-1].approximate_arrival_timestamp
-        self._note_delivered(part)
+        self.progress.deliver(part)
         return part
 
     def _more_records(self) -> Batch | None:
@@ -267,7 +208,7 @@ class Deliverer:
         if batch is None:
             return None
         if timers is None or not batch.records:
-            self._note_delivered(batch)
+            self.progress.deliver(batch)
         else:
             self._parts.join(batch)
             batch = self._next_part(timers)
@@ -283,12 +224,6 @@ class Deliverer:
         if self._spans is not None:
             self._spans.done(batch)
 
-    def _processed(self, position: ExtendedSequenceNumber) -> None:
-        self._done = position
-        if self._settled is not None:
-            self._settled(position)
-        self._post(events.BatchProcessed(position))
-
     def _call(self, call: Call) -> None:
         checkpointer = self._checkpoints.checkpointer
         match call:
@@ -302,7 +237,7 @@ class Deliverer:
             case commands.CallLeaseLost():
                 done = self._attempt_method("lease_lost")
         if done:
-            self._post(events.CallReturned())
+            self._host.post(events.CallReturned())
 
     def _is_begun(self, row: Lease) -> bool:
         try:
@@ -313,13 +248,13 @@ class Deliverer:
                 # No wait here: the manager starts the next process after a pause that grows, or
                 # gives the lease to another host.
                 self._queue.halt()
-                self._broke(HostFailed(f"{INITIALIZE} failed: {fault}"))
+                self._host.broke(HostFailed(f"{INITIALIZE} failed: {fault}"))
                 return False
             raise
 
     def _begin(self, row: Lease) -> None:
-        self._token, self._done = row.counter, row.checkpoint
-        self._processor, self._rows, self._decoding = self._prepare(row)
+        self._token, self.progress.done = row.counter, row.checkpoint
+        self._processor, self._rows, self._decoding = self._host.prepare(row)
 
     def _attempt_method(
         self, name: str, *arguments: object, covers: ExtendedSequenceNumber | None = None
@@ -345,7 +280,7 @@ class Deliverer:
             is_done = not batch.records or self._batches.deliver(batch, self._rows)
             if is_done:
                 self._returned(batch)
-                self._processed(batch.last)
+                self.progress.process(batch.last)
         if not is_done and self._spans is not None:
             self._spans.leave_undone()
         return is_done
@@ -357,12 +292,6 @@ class Deliverer:
         checkpointer = self._checkpoints.checkpointer
         with nullcontext() if self._spans is None else self._spans.calling(batch):
             call_method(self._user_code, PROCESS_RECORDS, given, checkpointer)
-
-    def _durable(self) -> ExtendedSequenceNumber | None:
-        """Records up to here are not given again: a checkpoint covers them, or their rows were
-        given to the outputs for a checkpoint under way."""
-        durable, sent = self._checkpoints.durable, self._sent()
-        return sent if durable is None or (sent is not None and sent > durable) else durable
 
 
 class RowPlaces(RowScope, Protocol):
@@ -376,38 +305,32 @@ class RowPlaces(RowScope, Protocol):
 class RecordDelivery(RecordHost):
     """The `RecordHost` of a lease. Its methods are called on the main thread, within `deliver`.
 
-    `more` returns a batch that may join those under way. `processed` gets the position up to which
-    all records are done, `returned` each batch that is done. `fence` returns the instant until
-    which the lease is proven ours; None once it is lost.
+    `more` returns a batch that may join those under way. `returned` gets each batch that is done.
     """
 
     def __init__(
         self,
         terms: CallTerms,
+        host: DeliveryHost,
+        progress: Progress,
         *,
         queue: DeliveryQueue,
         rows: RowPlaces,
-        post: Callable[[ProcessorFailed], None],
-        report: Callable[[Report], None],
         giving_up: GivingUp,
         more: Callable[[], Batch | None],
-        processed: Callable[[ExtendedSequenceNumber], None],
         returned: Callable[[Batch], None],
-        fence: Callable[[], Instant | None],
-        make_thread: MakeThread,
     ) -> None:
+        self._host = host
+        self._progress = progress
         self._queue = queue
         self._rows = rows
-        self._post = post
-        self._report = report
         self._giving_up = giving_up
         self._more = more
-        self._processed = processed
         self._returned = returned
-        self._fence = fence
+        self._fence = host.fence
         self._troubles: dict[int, Trouble] = {}
         self._batches: list[Batch] = []
-        self.calls = RecordCalls(terms, host=self, make_thread=make_thread, wait=self._wait)
+        self.calls = RecordCalls(terms, host=self, make_thread=host.make_thread, wait=self._wait)
         queue.notify_of_changes(self.calls.wake)
 
     def deliver(self, batch: Batch) -> bool:
@@ -443,23 +366,23 @@ class RecordDelivery(RecordHost):
         if raised.pause_s is None:
             return
         if raised.waits:
-            self._report(trouble.asked_to_wait(raised.pause_s, raised.waits))
+            self._host.report(trouble.asked_to_wait(raised.pause_s, raised.waits))
         else:
-            self._report(trouble.raised(raised.pause_s))
+            self._host.report(trouble.raised(raised.pause_s))
 
     def waited(self, waited: Waited) -> None:
-        self._report(ProcessorWaited(PROCESS_RECORD, *waited))
+        self._host.report(ProcessorWaited(PROCESS_RECORD, *waited))
 
     def recovered(self, number: int, calls: int) -> None:
         if self._troubles.pop(number).calls:
-            self._report(ProcessorRecovered(PROCESS_RECORD, calls))
+            self._host.report(ProcessorRecovered(PROCESS_RECORD, calls))
 
     def let_go(self, number: int, record: Record, failure: Failure, calls: int) -> bool:
         return self._giving_up.let_go(record, failure, calls, self._troubles.pop(number))
 
     def halt(self, number: int, record: Record, failing: Failing, reason: str) -> None:
         self._queue.halt()
-        self._post(self._troubles[number].given_up(reason))
+        self._host.post(self._troubles[number].given_up(reason))
 
     def settled(
         self, position: ExtendedSequenceNumber, rows: Sequence[KeptRow], changes: Sequence[Undoable]
@@ -480,7 +403,7 @@ class RecordDelivery(RecordHost):
                 if not self._giving_up.rests(OUTPUT, error, failed):
                     return False
         self._giving_up.answers(OUTPUT, failed)
-        self._processed(position)
+        self._progress.process(position)
         return True
 
     def done_with(self, batch: Records) -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from kclrun import errors
 from kclrun.aws.fan_out import FanOut
-from kclrun.calling.runners import MakeThread
 from kclrun.calling.timer_run import Quiet
 from kclrun.codec.kpl import KplRange, drop_until, open_in_parts
 from kclrun.lease.policy import Pacing
@@ -28,7 +27,10 @@ from kclrun.ports import Outage, ShardReader, ShardSubscriber, StreamAdmin, next
 from kclrun.protocol.trimming import ExpiryWatch
 from kclrun.traffic.hot_keys import KeyMeter, ShardHeat
 from kclrun.worker.delivery_queue import DeliveryQueue, Page
-from kclrun.worker.sharing import RestS, daemon_thread
+from kclrun.worker.sharing import LeaseThreads
+
+if TYPE_CHECKING:
+    from kclrun.observe.traces import LeaseSpans
 
 # One answer takes two requests (iterator, records). Each may be sent again on a new connection, and
 # again with the service's clock: eight times connecting and reading. Half as much again is for a
@@ -108,14 +110,15 @@ class FetchPlan(msgspec.Struct, frozen=True, kw_only=True):
     iterator.
 
     `stream` qualifies the children that the end of the shard names, if there are several streams.
-    `expiry` decides when a shard that the service does not find was trimmed; by bare ids. With
-    `replay` reading ends at the end of that time range.
+    `expiry` decides when a shard that the service does not find was trimmed; by bare ids. `pacing`
+    decides when the next request is sent. With `replay` reading ends at the end of that time range.
     """
 
     shard_id: str
     start: StartPoint
     checkpoint: ExtendedSequenceNumber
     expiry: ExpiryWatch
+    pacing: Pacing
     hash_range: HashRange | None = None
     kpl_range: KplRange = "keep"
     stream: StreamKey = ONLY_STREAM
@@ -136,63 +139,83 @@ class FetchView(msgspec.Struct, frozen=True):
     quiet: Quiet | None = None
 
 
+class ShardSource(NamedTuple):
+    """The services that a shard is read from. With `subscriber` it is read by enhanced fan-out when
+    that is possible."""
+
+    reader: ShardReader
+    admin: StreamAdmin
+    subscriber: ShardSubscriber | None = None
+
+
+class FetchHost(Protocol):
+    """The lease process of a fetch thread. Its methods are called on that thread."""
+
+    def warn(self, text: str, /) -> None:
+        """Called with a warning for the log; the reading continues."""
+        ...
+
+    def records_lost(self, position: ExtendedSequenceNumber, text: str, /) -> None:
+        """Called with the last position and a sentence if records expired before they were read."""
+        ...
+
+    def broke(self, error: BaseException, /) -> None:
+        """Called with an error that is not from the service, so a bug of ours. It ends the process,
+        because a lease that is renewed and not read would stall in silence."""
+        ...
+
+    def reached_tip(self) -> None:
+        """Called when the view shows the tip of the shard for the first time, or again."""
+        ...
+
+    def report(self, heat: ShardHeat, /) -> None:
+        """Called with each report of the traffic."""
+        ...
+
+
 class FetchThread:
     """Reads one shard until it ends, is proven trimmed, or the queue closes.
 
     A failure never ends it: expired iterators are replaced, throttling and outages are waited out
     (`reference` D1-D6: the pitfalls of the Java KCL's fetcher, each with a test).
 
-    `lost` gets the last position and a sentence if records expired before they were read. `broke`
-    gets an error that is not from the service, so a bug of ours: it ends the process, because a
-    lease that is renewed and not read would stall in silence. With `subscriber` the shard is read
-    by enhanced fan-out when that is possible. `meter` measures the traffic, and `heat` gets its
-    reports. `fetched` gets each page and the instant of its request.
-    `reached_tip` is called when the view shows the tip of the shard for the first time, or again.
+    `meter` measures the traffic. `spans` traces the pages; None without traces.
     """
 
     def __init__(
         self,
         plan: FetchPlan,
-        reader: ShardReader,
-        admin: StreamAdmin,
+        source: ShardSource,
         queue: DeliveryQueue,
-        pacing: Pacing,
+        host: FetchHost,
         *,
+        threads: LeaseThreads,
         now: Callable[[], Instant],
-        warn: Callable[[str], None],
-        lost: Callable[[ExtendedSequenceNumber, str], None],
-        broke: Callable[[BaseException], None],
-        reached_tip: Callable[[], None],
-        rest_s: RestS,
-        subscriber: ShardSubscriber | None = None,
         meter: KeyMeter | None = None,
-        heat: Callable[[ShardHeat], None] = lambda _: None,
-        fetched: Callable[[FetchedPage, Instant], None] | None = None,
-        make_thread: MakeThread = daemon_thread,
+        spans: LeaseSpans | None = None,
     ) -> None:
-        self._thread = make_thread(self._run, "fetch")
+        self._thread = threads.make_thread(self._run, "fetch")
         self.view = FetchView(fetched=plan.checkpoint)
         self._plan = plan
-        self._reader = reader
-        self._admin = admin
+        self._reader = source.reader
+        self._admin = source.admin
         self._queue = queue
-        self._pacing = pacing
-        self._rest_s = rest_s
+        self._host = host
+        self._pacing = plan.pacing
+        self._rest_s = threads.rest_s
         self._now = now
-        self._broke = broke
-        self._reached_tip = reached_tip
-        self._outage = Outage("reading the shard", now, warn)
+        self._outage = Outage("reading the shard", now, host.warn)
         self._fan_out = (
-            FanOut(subscriber, plan.shard_id, now=now, warn=warn) if subscriber else None
+            None
+            if source.subscriber is None
+            else FanOut(source.subscriber, plan.shard_id, now=now, warn=host.warn)
         )
         self._cursor = PageCursor(plan.start)
         self._head = HeadWatch(plan.start)
-        self._lost = lost
         self._is_above_checkpoint = False
         self._meter = meter
-        self._heat = heat
         self._passed_over = 0
-        self._fetched = fetched
+        self._spans = spans
 
     def start(self) -> None:
         self._thread.start()
@@ -208,7 +231,7 @@ class FetchThread:
         try:
             self._read()
         except BaseException as error:  # noqa: BLE001 - the thread's edge: it ends the process
-            self._broke(error)
+            self._host.broke(error)
         finally:
             if self._fan_out is not None:
                 self._fan_out.close()
@@ -223,8 +246,8 @@ class FetchThread:
                 if page is None:
                     pause_s = 0.0
                     continue
-                if self._fetched is not None:
-                    self._fetched(page, asked)
+                if self._spans is not None:
+                    self._spans.fetched(page, asked)
                 self._check_head(page)
                 replay = self._plan.replay
                 page, is_over = (page, False) if replay is None else replay.cut(page)
@@ -288,7 +311,7 @@ class FetchThread:
                 return
             self._head.know(summary.retention_hours * 3600.0)
         if text := self._head.loss():
-            self._lost(self.view.fetched or self._plan.checkpoint, text)
+            self._host.records_lost(self.view.fetched or self._plan.checkpoint, text)
 
     def _waits_at_end(self) -> bool:
         """At the end of a replay of a shard that goes on: wait there, as at a tip, until the queue
@@ -344,7 +367,7 @@ class FetchThread:
     def _show(self, view: FetchView) -> None:
         was_at_tip, self.view = self.view.at_tip, view
         if view.at_tip and not was_at_tip:
-            self._reached_tip()
+            self._host.reached_tip()
 
     def _measure(self, page: FetchedPage) -> None:
         """Count the page in the traffic of the shard, and report the traffic when that is due."""
@@ -354,7 +377,7 @@ class FetchThread:
         self._meter.took(page.records, page.millis_behind_latest, now)
         heat = self._meter.report(now)
         if heat is not None:
-            self._heat(heat)
+            self._host.report(heat)
 
     def _parts(self, page: FetchedPage) -> Iterator[Page]:
         """The user records above the checkpoint, in parts of at most as many as the queue holds. A

@@ -17,9 +17,8 @@ from kclrun.calling.delivery import destination_pause_s
 from kclrun.calling.tracebacks import Failure
 from kclrun.errors import LetterTooLarge, SinkError
 from kclrun.ipc.board import StartSpec
-from kclrun.lease import events
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
-from kclrun.model.letter import Letter, LetterOwner, Takeover
+from kclrun.model.letter import Letter, LetterOwner, LetterSource, Takeover
 from kclrun.model.output import Cursor
 from kclrun.model.policies import Then
 from kclrun.model.record import Record
@@ -27,24 +26,15 @@ from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.ports import LeaseTable, LetterStore
 from kclrun.protocol import reports, writes
 from kclrun.worker.delivery_queue import DeliveryQueue
+from kclrun.worker.progress import DeliveryHost
 
 
 class GivingUp:
-    """Keeps the letters of one lease, or counts skipped records. `keep_letter` is as in
-    `Deliverer`."""
+    """Has the letters of one lease kept, or counts skipped records."""
 
-    def __init__(
-        self,
-        queue: DeliveryQueue,
-        post: Callable[[events.Event], None],
-        report: Callable[[reports.Report], None],
-        keep_letter: Callable[[Record, Failure, int], None] | None,
-        then: Then,
-    ) -> None:
+    def __init__(self, queue: DeliveryQueue, host: DeliveryHost, then: Then) -> None:
         self._queue = queue
-        self._post = post
-        self._report = report
-        self._keep_letter = keep_letter
+        self._host = host
         self._then = then
 
     def let_go(self, record: Record, failure: Failure, calls: int, trouble: Trouble) -> bool:
@@ -58,7 +48,7 @@ class GivingUp:
             except LetterTooLarge as error:
                 self._queue.destinations.over()
                 self._queue.halt()
-                self._post(trouble.given_up(str(error)))
+                self._host.post(trouble.given_up(str(error)))
                 return False
             except SinkError as error:
                 failed += 1
@@ -70,7 +60,7 @@ class GivingUp:
     def rests(self, where: str, error: SinkError, failed: int) -> bool:
         """Report that a destination failed, and wait. False if delivery was stopped meanwhile."""
         pause_s = destination_pause_s(failed)
-        self._report(reports.ProcessorRaised(where, str(error), "", "", "", failed, pause_s))
+        self._host.report(reports.ProcessorRaised(where, str(error), "", "", "", failed, pause_s))
         with self._queue.destinations.rest():
             may_go_on = self._queue.may_try_again(pause_s, is_batch=True)
         if not may_go_on:
@@ -81,15 +71,14 @@ class GivingUp:
         """The destination answers, after it failed `failed` times."""
         if failed:
             self._queue.destinations.over()
-            self._report(reports.ProcessorRecovered(where, failed + 1))
+            self._host.report(reports.ProcessorRecovered(where, failed + 1))
 
     def keep(self, record: Record, failure: Failure, calls: int) -> None:
         """Keep the letter of a record that is given up, or skip it. Raises: SinkError."""
         is_skipped = self._then == "skip"
         if not is_skipped:
-            assert self._keep_letter is not None, "the settings name a place for dead letters"
-            self._keep_letter(record, failure, calls)
-        self._report(
+            self._host.keep_letter(record, failure, calls)
+        self._host.report(
             reports.RecordGivenUp(
                 record.position,
                 failure.error,
@@ -172,6 +161,9 @@ class LeaseLetters:
         self, spec: StartSpec, table: LeaseTable, open_store: Callable[[], LetterStore]
     ) -> None:
         self._spec = spec
+        self._source = LetterSource(
+            spec.application, spec.processor, spec.stream_name, spec.shard_id
+        )
         self._key, self._me = LeaseKey(spec.lease_key), OwnerId(spec.owner)
         self._table = table
         self._open = open_store
@@ -221,7 +213,6 @@ class LeaseLetters:
         the former owner [P19] has passed the record meanwhile, that owner has processed it, and no
         letter is kept. Raises: SinkError, also while the row cannot be written.
         """
-        spec = self._spec
         with self._keeping:
             row = self._note(max(record.position, (delivered or record.position).of_record))
             if row is not None and row.checkpoint > (durable or self._began):
@@ -230,10 +221,7 @@ class LeaseLetters:
                 return
             letter = Letter.of(
                 record,
-                application=spec.application,
-                processor=spec.processor,
-                stream=spec.stream_name,
-                shard_id=spec.shard_id,
+                self._source,
                 error=failure.error,
                 raised_at=failure.raised_at,
                 traceback=failure.traceback_text,

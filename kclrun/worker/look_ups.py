@@ -7,16 +7,21 @@ lease thread must renew the lease meanwhile, so it asks nothing but the lease's 
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from kclrun.calling.runners import MakeThread
 from kclrun.errors import ServiceError
 from kclrun.lease import events
+from kclrun.model.lease import LeaseKey
+from kclrun.model.stream import qualified_shards, stream_of
 from kclrun.model.time import Instant
+from kclrun.ports import LeaseTable, StreamAdmin
+from kclrun.worker.fetching import FetchWatch
 
 Ask = Callable[[], events.Event]
 
@@ -30,28 +35,56 @@ class LookUpView(msgspec.Struct, frozen=True):
 class LookUps:
     """The look-ups of one lease, one after the other. The core asks for one at a time.
 
-    `post` gets each answer as an event, or `LookUpFailed`. `broke` gets an error that is not of a
-    service, so a bug of ours. The thread starts with the first look-up: most leases make none.
+    `key` is that of the lease. `post` gets each answer as an event, or `LookUpFailed`. `broke` gets
+    an error that is not of a service, so a bug of ours. The thread starts with the first look-up:
+    most leases make none. `watch`, set then, detects that one hangs, with the patience of
+    `fetch_watch`.
     """
 
     def __init__(
         self,
+        table: LeaseTable,
+        admin: StreamAdmin,
+        key: LeaseKey,
+        *,
         post: Callable[[events.Event], None],
         broke: Callable[[BaseException], None],
-        *,
+        fetch_watch: FetchWatch,
         now: Callable[[], Instant],
         make_thread: MakeThread,
     ) -> None:
         self.view = LookUpView()
+        self.watch: FetchWatch | None = None
+        self._table = table
+        self._admin = admin
+        self._key = key
         self._post = post
         self._broke = broke
+        self._fetch_watch = fetch_watch
         self._now = now
         self._make_thread = make_thread
         self._asked: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def begin(self, ask: Ask) -> None:
-        """Ask, and return at once."""
+    def read_rows(self, keys: Sequence[LeaseKey]) -> None:
+        """Read the rows of other leases. Returns at once."""
+        self._begin(functools.partial(self._rows_of, keys))
+
+    def list_shards(self) -> None:
+        """List the shards of the stream. Returns at once."""
+        self._begin(self._listed)
+
+    def _rows_of(self, keys: Sequence[LeaseKey]) -> events.RowsRead:
+        return events.RowsRead(tuple((key, self._table.read(key)) for key in keys))
+
+    def _listed(self) -> events.ShardsListed:
+        shards = qualified_shards(stream_of(self._key), self._admin.list_shards())
+        return events.ShardsListed(shards)
+
+    def _begin(self, ask: Ask) -> None:
+        if self.watch is None:
+            what = "a look-up at the end of the shard"
+            self.watch = self._fetch_watch.beside(lambda: self.view, what)
         if self._thread is None:
             thread = self._make_thread(self._run, "look-up")
             try:

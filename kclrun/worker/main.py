@@ -19,14 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-import msgspec
-
-from kclrun.aws.changes.stream import admin_of, reader_of, signing_service
-from kclrun.aws.fan_out import FanOutReader
-from kclrun.aws.http.pool import CONNECTIONS_MAX
-from kclrun.aws.lease_table import DynamoLeaseTable
-from kclrun.aws.wire import HeldCredentials, WireClient
-from kclrun.calling.delivery import RowScope, host_fault
+from kclrun.calling.delivery import host_fault
 from kclrun.calling.method_checks import require_fit
 from kclrun.calling.records import CallTerms
 from kclrun.calling.timer_run import TimerRun
@@ -41,147 +34,56 @@ from kclrun.ipc.channel import Channel, Doorbell, NoMessage, PeerGone
 from kclrun.ipc.ring import EventRing
 from kclrun.lease.commands import ExitCause
 from kclrun.lease.events import ReleaseRequested, Ticked
-from kclrun.lease.policy import LeasePolicy, Pacing, batch_records_max, first_start
+from kclrun.lease.policy import first_start
 from kclrun.lease.state_machine import LeaseStateMachine
 from kclrun.lease.states import State
 from kclrun.loading import decoded_options, load_decoding, load_function, load_processor
 from kclrun.methods import call_method, fires_timers, unused_event_time
-from kclrun.model.lease import ClaimedLease, Lease, LeaseKey, OwnerId
+from kclrun.model.lease import ClaimedLease, Lease
 from kclrun.model.output import setting_of
 from kclrun.model.policies import Concurrency, TracePolicy
 from kclrun.model.record import Decoding, Record
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
-from kclrun.model.shard import HashRange
-from kclrun.model.stream import is_change_stream, shard_id_of, stream_of
+from kclrun.model.stream import stream_of
 from kclrun.model.time import Instant, WallTime
-from kclrun.model.wire import WireEndpoint
 from kclrun.observe.loggers import LoggerLevels
 from kclrun.observe.logs import OWN_LOGGER, EventLog, LineSink, configure_lease_logging
 from kclrun.outputs.durable_files import keep_from_children
-from kclrun.ports import LeaseTable, LetterStore, ShardReader, ShardSubscriber, StreamAdmin
+from kclrun.ports import LetterStore
 from kclrun.processor import Context, NoState, RecordProcessor
 from kclrun.protocol.reports import DEAD_LETTER, ProcessBroke, StartUnclaimed
-from kclrun.protocol.trimming import ExpiryWatch
 from kclrun.state.event_times import EventTimes
-from kclrun.traffic.hot_keys import KeyMeter
-from kclrun.worker import tampering
+from kclrun.worker import assembly, tampering
 from kclrun.worker.delivering import Deliverer
-from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
-from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s
+from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox
+from kclrun.worker.fetching import (
+    FetchPlan,
+    FetchThread,
+    FetchView,
+    FetchWatch,
+    ShardSource,
+    silence_max_s,
+)
 from kclrun.worker.giving_up import LeaseLetters
+from kclrun.worker.lease_driver import LeaseDriver
 from kclrun.worker.lease_outputs import LeaseOutputs, RowsBetweenRecords
-from kclrun.worker.lease_thread import STDERR_FD, LeaseThread, ManagerChannel, Reporter
+from kclrun.worker.lease_thread import LeaseThread
+from kclrun.worker.look_ups import LookUps
+from kclrun.worker.manager_line import STDERR_FD, ManagerChannel, Reporter
 from kclrun.worker.opening import DestinationRetries, OutputOpening, StateOpening
+from kclrun.worker.own_row import OwnRow
+from kclrun.worker.progress import Prepared
 from kclrun.worker.sharing import (
+    OwnThreads,
     SharedLease,
     SharedProcess,
-    daemon_thread,
-    rest_together_s,
     shard_here,
 )
+from kclrun.worker.timer_delivering import TimerClocks
 
 if TYPE_CHECKING:
     from kclrun.observe.traces import LeaseSpans
-
-# One write of the row may take at most a quarter of the failover: three writes and a read of the
-# row fit before the fence.
-WRITE_SHARE: Final = 0.25
-
-
-class Services(msgspec.Struct, frozen=True):
-    """The ports of one lease process."""
-
-    reader: ShardReader
-    admin: StreamAdmin
-    table: LeaseTable
-    credentials: HeldCredentials
-    subscriber: ShardSubscriber | None = None
-
-
-def services(spec: StartSpec, connections_max: int = CONNECTIONS_MAX) -> Services:
-    """Clients made in this process, after the fork; no request is made yet."""
-    credentials = HeldCredentials(spec.credentials)
-    client = functools.partial(WireClient, credentials=credentials, connections_max=connections_max)
-    stream = spec.stream_arn or spec.stream_name
-    source = client(spec.source or spec.kinesis, service=signing_service(stream))
-    dynamodb = client(table_endpoint(spec), service="dynamodb")
-    return Services(
-        reader=reader_of(source, stream),
-        subscriber=FanOutReader(source, spec.consumer_arn) if spec.consumer_arn else None,
-        admin=admin_of(source, stream),
-        table=DynamoLeaseTable(dynamodb, spec.table_name),
-        credentials=credentials,
-    )
-
-
-def _shared_services(spec: StartSpec, lease: SharedLease) -> Services:
-    """One set of clients for the leases of a process: connections and TLS take most memory."""
-    names = (spec.stream_arn or spec.stream_name, spec.consumer_arn, spec.table_name)
-    patience_s = table_endpoint(spec).read_timeout_s  # follows the failover of the fleet
-    return lease.process.part((*names, patience_s), lambda: services(spec, _SHARED_CONNECTIONS_MAX))
-
-
-def table_endpoint(spec: StartSpec) -> WireEndpoint:
-    """The lease table's endpoint with time-outs that leave room for three writes per failover."""
-    patience_s = min(spec.dynamodb.read_timeout_s, spec.failover_s * WRITE_SHARE)
-    return msgspec.structs.replace(
-        spec.dynamodb,
-        read_timeout_s=patience_s,
-        connect_timeout_s=min(spec.dynamodb.connect_timeout_s, patience_s),
-    )
-
-
-def lease_policy(spec: StartSpec) -> LeasePolicy:
-    return LeasePolicy(
-        key=LeaseKey(spec.lease_key),
-        me=OwnerId(spec.owner),
-        seen_counter=spec.seen_counter,
-        expires_instant=spec.expires_instant,
-        failover_s=spec.failover_s,
-        checkpoint=spec.checkpoint,
-        has_waited=spec.has_waited,
-        past_pause=spec.past_pause,
-        others_in_sight=spec.others_in_sight,
-        has_keyed_state=spec.state is not None,
-        has_outputs=spec.state is not None or any(not place.grows for place in spec.outputs),
-        has_storing_outputs=spec.state is not None
-        or any(place.stores_cursor for place in spec.outputs),
-        is_bounded=spec.replay is not None,
-    )
-
-
-def pacing(spec: StartSpec) -> Pacing:
-    return Pacing(spec.fetch.idle_s, spec.fetch.floor_s, spec.fetch.every_s)
-
-
-def queue_limits(spec: StartSpec) -> QueueLimits:
-    half_the_cap = batch_records_max(spec.checkpoint.uncheckpointed_max)
-    return QueueLimits(spec.fetch.buffer_bytes, min(spec.fetch.batch_max, half_the_cap))
-
-
-def expiry_watch(spec: StartSpec, row: Lease) -> ExpiryWatch:
-    """By bare ids, as the service lists them."""
-    parents = [shard_id_of(parent) for parent in row.parents]
-    return ExpiryWatch(
-        spec.shard_id,
-        row.hash_range,
-        parents,
-        apart_s=spec.failover_s,
-        may_be_listed=is_change_stream(spec.stream_arn or spec.stream_name),
-    )
-
-
-def hash_range(spec: StartSpec) -> HashRange | None:
-    if spec.hash_range_start is None or spec.hash_range_end is None:
-        return None
-    return HashRange(int(spec.hash_range_start), int(spec.hash_range_end))
-
-
-def key_meter(spec: StartSpec) -> KeyMeter | None:
-    window_s = spec.fetch.hot_window_s
-    return KeyMeter(hash_range(spec), window_s, boottime()) if window_s else None
-
 
 # The manager sends the start command right after the fork, without waiting.
 BEGIN_WAIT_S: Final = 10.0
@@ -193,9 +95,6 @@ STUCK: Final = (
     "its lease is over and its user code has not returned: the process that it shares ends, and the"
     " other leases in it start again"
 )
-# At most three threads of each of 64 leases send requests at once.
-_SHARED_CONNECTIONS_MAX: Final = 192
-
 _CODES: Final = {
     ExitCause.DONE: exit_codes.DONE,
     ExitCause.UNCLAIMED: exit_codes.UNCLAIMED,
@@ -319,19 +218,17 @@ class LeaseProcess:
     ) -> None:
         self._spec = spec
         self._shared = shared
-        self._make_thread = daemon_thread if shared is None else shared.make_thread
-        self._rest_s = (
-            functools.partial(rest_together_s, random.random())
-            if shared is None
-            else shared.process.rest_s
-        )
+        self._threads = OwnThreads() if shared is None else shared
         self._report_broken = functools.partial(_broke, ring=ring, doorbell=doorbell)
-        self._services = services(spec) if shared is None else _shared_services(spec, shared)
+        self._services = (
+            assembly.services(spec) if shared is None else assembly.shared_services(spec, shared)
+        )
         self._inbox = Inbox()
         turn = None if shared is None else shared.process.turn
-        self._queue = DeliveryQueue(queue_limits(spec), boottime, turn)
-        cpu_s = time.process_time if shared is None else shared.cpu_s
-        self._machine = LeaseStateMachine(lease_policy(spec), random.random, cpu_s)
+        self._queue = DeliveryQueue(assembly.queue_limits(spec), boottime, turn)
+        self._machine = LeaseStateMachine(
+            assembly.lease_policy(spec), random.random, self._threads.cpu_s
+        )
         self._user_code_returned = threading.Event()
         self._letters = LeaseLetters(spec, self._services.table, self._open_letters)
         self._fetching: FetchThread | None = None
@@ -345,43 +242,62 @@ class LeaseProcess:
         )
         replace = self._services.credentials.replace
         self._line = ManagerChannel(channel, replace, self._write_coroutines)
+        fetch_watch = FetchWatch(self._fetch_view, silence_max_s(spec.source or spec.kinesis))
         self._lease_thread = LeaseThread(
-            self._machine,
+            self._lease_driver(fetch_watch),
             self._inbox,
+            self._line,
             self._queue,
-            table=self._services.table,
-            admin=self._services.admin,
-            checkpoints=self._checkpoints,
-            rows=self._rows,
-            line=self._line,
-            reporter=self._reporter,
-            fetch_watch=FetchWatch(self._fetch_view, silence_max_s(spec.source or spec.kinesis)),
+            fetch_watch=fetch_watch,
+            threads=self._threads,
             now=boottime,
             on_over=self._end_if_user_code_stays,
-            make_thread=self._make_thread,
-            rest_s=self._rest_s,
+        )
+        # As `DeliveryHost` and `FetchHost`, with the methods that are not private.
+        self.post = self._inbox.post
+        self.report = self._reporter.report
+        self.warn = self._reporter.warn
+        self.records_lost = self._reporter.records_lost
+        self.settled = self._rows.settle
+        self.sent = self._rows.sent
+        self.make_thread = self._threads.make_thread
+        self._deliverer = Deliverer(
+            self._queue, self, spec.on_error, self._checkpoints, self._spans
+        )
+
+    def _lease_driver(self, fetch_watch: FetchWatch) -> LeaseDriver:
+        own_row = OwnRow(
+            self._services.table,
+            self._machine.own,
+            make_durable=self._rows.make_durable,
+            note_send=self._reporter.note_send,
+            now=boottime,
             spans=self._spans,
         )
-        self._deliverer = self._make_deliverer()
-
-    def _make_deliverer(self) -> Deliverer:
-        return Deliverer(
-            self._queue,
-            self._inbox.post,
-            self._spec.on_error,
-            prepare=self._prepare,
+        look_ups = LookUps(
+            self._services.table,
+            self._services.admin,
+            self._machine.own.key,
+            post=self._inbox.post,
+            broke=self.broke,
+            fetch_watch=fetch_watch,
+            now=boottime,
+            make_thread=self._threads.make_thread,
+        )
+        return LeaseDriver(
+            self._machine,
+            own_row=own_row,
+            look_ups=look_ups,
+            queue=self._queue,
+            rows=self._rows,
             checkpoints=self._checkpoints,
-            report=self._reporter.report,
-            broke=self._lease_thread.break_off,
-            keep_letter=self._keep_letter,
-            settled=self._rows.settle,
-            sent=self._rows.sent,
-            spans=self._spans,
+            reporter=self._reporter,
+            now=boottime,
         )
 
     def _outputs(self) -> LeaseOutputs:
         spec, queue, retries, spans = self._spec, self._queue, self._retries, self._spans
-        post, report, broke = self._inbox.post, self._reporter.report, self._break_off
+        post, report, broke = self._inbox.post, self._reporter.report, self.broke
         credentials, read_row = self._services.credentials, self._services.table.read
         state = StateOpening(
             spec, retries, report=report, broke=broke, credentials=credentials, read_row=read_row
@@ -397,7 +313,13 @@ class LeaseProcess:
             spans=spans,
         )
         return LeaseOutputs(
-            spec, queue, retries, opening, post=post, broke=broke, make_thread=self._make_thread
+            spec,
+            queue,
+            retries,
+            opening,
+            post=post,
+            broke=broke,
+            make_thread=self._threads.make_thread,
         )
 
     def _open_spans(self, traces: TracePolicy) -> LeaseSpans:
@@ -459,7 +381,8 @@ class LeaseProcess:
     def _write_coroutines(self, file: TextIO) -> None:
         self._deliverer.write_coroutines(file)
 
-    def _break_off(self, error: BaseException) -> None:
+    def broke(self, error: BaseException) -> None:
+        """End the process; its successor begins anew. Any thread."""
         self._lease_thread.break_off(error)
 
     def _end_if_user_code_stays(self) -> None:
@@ -473,7 +396,7 @@ class LeaseProcess:
             finally:  # also if closing the output fails: the lease is not renewed any more
                 os._exit(code)
 
-    def _prepare(self, row: Lease) -> tuple[RecordProcessor, RowScope | None, Decoding | None]:
+    def prepare(self, row: Lease) -> Prepared:
         """Make and initialise a new processor; then reading begins. On the main thread."""
         paths = [Path(path) for path in self._spec.import_paths]
         kind = load_processor(self._spec.processor, paths)
@@ -505,7 +428,7 @@ class LeaseProcess:
         if is_single:
             self._take_records(processor, context, decoding)
         self._begin_fetching(row, claimed)
-        return processor, self._rows, decoding
+        return Prepared(processor, self._rows, decoding)
 
     def _take_timers(
         self, processor: RecordProcessor, times: EventTimes, row: Lease
@@ -528,9 +451,13 @@ class LeaseProcess:
             timers,
             processor,
             self._rows,
-            self._rows.round_every_s,
-            quiet=lambda: self._fetch_view().quiet,
-            wall=None if self._spec.replay is not None and self._spec.replay.stop else time.time,
+            TimerClocks(
+                self._rows.round_every_s,
+                quiet=lambda: self._fetch_view().quiet,
+                wall=None
+                if self._spec.replay is not None and self._spec.replay.stop
+                else time.time,
+            ),
         )
         return timers
 
@@ -539,13 +466,10 @@ class LeaseProcess:
     ) -> None:
         concurrency, policy = self._spec.concurrency or Concurrency(), self._spec.on_error
         self._deliverer.take_records(
-            CallTerms(processor, context, concurrency, policy, decoding),
-            self._rows,
-            fence=self._fence,
-            make_thread=self._make_thread,
+            CallTerms(processor, context, concurrency, policy, decoding), self._rows
         )
 
-    def _fence(self) -> Instant | None:
+    def fence(self) -> Instant | None:
         """Until when the lease is proven ours; None once it is lost. Any thread."""
         machine = self._machine
         return None if machine.state in {State.LOSING, State.LOST} else machine.own.fence
@@ -594,9 +518,9 @@ class LeaseProcess:
         self._queue.halt()  # at once: the lease thread may stop delivery only after the next batch
         self._inbox.post(ReleaseRequested())
 
-    def _keep_letter(self, record: Record, failure: Failure, calls: int) -> None:
+    def keep_letter(self, record: Record, failure: Failure, calls: int) -> None:
         """Keep a record that was given up. Raises: SinkError."""
-        delivered, durable = self._deliverer.delivered, self._checkpoints.durable
+        delivered, durable = self._deliverer.progress.delivered, self._checkpoints.durable
         self._letters.keep(record, failure, calls, delivered=delivered, durable=durable)
 
     def _open_letters(self) -> LetterStore:
@@ -604,7 +528,7 @@ class LeaseProcess:
         return open_letters(spec.letters, spec.kinesis, self._services.credentials)
 
     def _cover(self, position: ExtendedSequenceNumber | None) -> None:
-        covered = position or self._deliverer.delivered
+        covered = position or self._deliverer.progress.delivered
         if covered is not None:
             self._rows.cover(covered)
 
@@ -618,31 +542,28 @@ class LeaseProcess:
             shard_id=spec.shard_id,
             start=first_start(read_from, spec.start_timestamp, WallTime(time.time())),
             checkpoint=row.checkpoint,
-            expiry=expiry_watch(spec, row),
-            hash_range=hash_range(spec),
+            expiry=assembly.expiry_watch(spec, row),
+            pacing=assembly.pacing(spec),
+            hash_range=assembly.hash_range(spec),
             kpl_range=spec.fetch.kpl_range,
             stream=stream_of(spec.lease_key),
             replay=spec.replay,
         )
         self._fetching = FetchThread(
             plan,
-            self._services.reader,
-            self._services.admin,
+            ShardSource(self._services.reader, self._services.admin, self._services.subscriber),
             self._queue,
-            pacing(spec),
+            self,
+            threads=self._threads,
             now=boottime,
-            warn=self._reporter.warn,
-            lost=self._reporter.records_lost,
-            broke=self._lease_thread.break_off,
-            reached_tip=lambda: self._inbox.post(Ticked()),
-            subscriber=self._services.subscriber,
-            meter=key_meter(spec),
-            heat=self._reporter.report,
-            fetched=None if self._spans is None else self._spans.fetched,
-            make_thread=self._make_thread,
-            rest_s=self._rest_s,
+            meter=assembly.key_meter(spec),
+            spans=self._spans,
         )
         self._fetching.start()
+
+    def reached_tip(self) -> None:
+        """The lease thread looks at once: a run may end at the tip."""
+        self._inbox.post(Ticked())
 
     def stop_reporting(self) -> None:
         """Report nothing any more: the fetch thread may still wait for an answer."""

@@ -15,7 +15,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from kclrun.errors import HostFailed
 from kclrun.ipc import exit_codes
@@ -58,6 +58,36 @@ def rest_together_s(phase_s: float, since: Instant, pause_s: float) -> float:
     return rest_s if rest_s >= SHARD_READ_PAUSE_S else rest_s + pause_s
 
 
+class LeaseThreads(Protocol):
+    """The threads of one lease: in a process of its own, or beside other leases."""
+
+    @property
+    def rest_s(self) -> RestS:
+        """How long a thread rests that has nothing to do."""
+        ...
+
+    def make_thread(self, target: Callable[[], None], name: str, /) -> threading.Thread:
+        """A thread of the lease, not started yet."""
+        ...
+
+    def cpu_s(self) -> float:
+        """The CPU seconds that the lease has used."""
+        ...
+
+
+class OwnThreads:
+    """The threads of a lease that has its process for itself."""
+
+    def __init__(self) -> None:
+        self.rest_s: RestS = functools.partial(rest_together_s, random.random())
+
+    def make_thread(self, target: Callable[[], None], name: str) -> threading.Thread:
+        return daemon_thread(target, name)
+
+    def cpu_s(self) -> float:
+        return time.process_time()
+
+
 _LEASE: contextvars.ContextVar[SharedLease | None] = contextvars.ContextVar("lease", default=None)
 
 
@@ -73,6 +103,7 @@ class SharedLease:
 
     def __init__(self, process: SharedProcess) -> None:
         self.process = process
+        self.rest_s = process.rest_s
         self.shard = ""
         self._threads: list[threading.Thread] = []
         # A thread's clock is known by a number that the kernel uses again after its end.

@@ -10,7 +10,7 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from kclrun.calling.delivery import RowScope
 from kclrun.calling.methods import MethodCalls
@@ -18,13 +18,13 @@ from kclrun.calling.timer_run import Quiet, TimerRun, is_of_idle
 from kclrun.calling.timers import ON_TIMER, TimerCalls, TimerHost
 from kclrun.errors import LeaseLost
 from kclrun.ipc.board import boottime
-from kclrun.lease import events
 from kclrun.methods import call_method
 from kclrun.model.sequence import IDLE_TICKS, ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.processor import RecordProcessor
 from kclrun.state.timers import Timer
-from kclrun.worker.delivery_queue import Batch, CheckpointCalls
+from kclrun.worker.delivery_queue import Batch, CheckpointCalls, DeliveryQueue
+from kclrun.worker.progress import Progress
 
 # The clock of a machine may be set back or forward, so it is read this often at least.
 _LOOK_S: Final = 30.0
@@ -32,16 +32,26 @@ _LOOK_S: Final = 30.0
 _TIP_LOOK_S: Final = 1.0
 
 
+class TimerClocks(NamedTuple):
+    """The clocks of the timers of a lease.
+
+    `round_every_s` is None where no output stores its cursor. Otherwise each round of the wall
+    clock ends with a checkpoint, so that the next owner knows at which record the round was, and
+    two rounds are so many seconds apart at least. `quiet` returns None while the shard is not idle,
+    or while that is not known. If `wall` is None, the wall clock stands at the arrival of the last
+    record.
+    """
+
+    round_every_s: float | None
+    quiet: Callable[[], Quiet | None] = lambda: None
+    wall: Callable[[], float] | None = time.time
+
+
 class TimerDelivery(TimerHost):
     """The `TimerHost` of a lease: the rounds of its clocks, and its checkpoints.
 
-    `done` is the position at which the lease begins. `round_every_s` is None where no output stores
-    its cursor. Otherwise each round of the wall clock ends with a checkpoint, so that the next
-    owner knows at which record the round was, and two rounds are so many seconds apart at least.
-    `processed` gets the position up to which everything is done. `methods` repeats a call as
-    `on_error` says. `may_go` is called between two groups; False once delivery was stopped, and the
-    remaining timers fire later. `quiet` is None while the shard is not idle, or while that is not
-    known. If `wall` is None, the wall clock stands at the arrival of the last record.
+    `methods` repeats a call as `on_error` says. Between two groups of timers delivery may be
+    stopped; the remaining timers fire later.
     """
 
     def __init__(
@@ -50,31 +60,25 @@ class TimerDelivery(TimerHost):
         processor: RecordProcessor,
         rows: RowScope,
         checkpoints: CheckpointCalls,
+        progress: Progress,
         *,
-        done: ExtendedSequenceNumber,
-        post: Callable[[events.Event], None],
+        queue: DeliveryQueue,
         methods: MethodCalls,
-        processed: Callable[[ExtendedSequenceNumber], None],
-        durable: Callable[[], ExtendedSequenceNumber | None],
-        may_go: Callable[[], bool],
-        round_every_s: float | None,
-        quiet: Callable[[], Quiet | None] = lambda: None,
-        wall: Callable[[], float] | None = time.time,
+        clocks: TimerClocks,
     ) -> None:
+        assert progress.done is not None, "the lease is claimed"
         self.run = run
         self._processor = processor
         self._checkpoints = checkpoints
-        self._post = post
-        self._processed = processed
-        self._durable = durable
-        self._may_go = may_go
-        self._round_every_s = round_every_s
+        self._progress = progress
+        self._queue = queue
+        self._round_every_s = clocks.round_every_s
         self._next_round = Instant(0.0)
-        self._quiet = quiet
+        self._quiet = clocks.quiet
         self._was_idle = False
         self.arrived_at = 0.0  # of the last record given
-        self._wall = wall or (lambda: self.arrived_at)
-        self.calls = TimerCalls(run, self, methods, rows, done)
+        self._wall = clocks.wall or (lambda: self.arrived_at)
+        self.calls = TimerCalls(run, self, methods, rows, progress.done)
 
     def wait_s(self, now: Instant, upcoming: ExtendedSequenceNumber | None) -> float | None:
         """The seconds until timers fire, 0 for now; None while none is pending. Called under the
@@ -155,22 +159,17 @@ class TimerDelivery(TimerHost):
         call_method(self._processor, ON_TIMER, timer, self._checkpoints.checkpointer)
 
     def durable(self) -> ExtendedSequenceNumber | None:
-        return self._durable()
+        return self._progress.durable()
 
     def limit(self, at: ExtendedSequenceNumber | None) -> None:
         self._checkpoints.given = at
-        self._checkpoints.before = None if at is None else functools.partial(self._deliver, at)
+        self._checkpoints.before = None if at is None else lambda: self._progress.announce(at)
 
     def may_go_on(self) -> bool:
-        return self._may_go()
+        return self._queue.may_try_again(0.0, is_batch=True)
 
     def reached(self, at: ExtendedSequenceNumber) -> None:
-        self._deliver(at)
-        self._processed(at)
-
-    def _deliver(self, at: ExtendedSequenceNumber) -> None:
-        """The core has to know a position before a checkpoint at it."""
-        self._post(events.BatchDelivered(at, 0, 0))
+        self._progress.reach(at)
 
 
 class Parts:

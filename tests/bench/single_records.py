@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Final
 
 from bench.figures import Figure, Target, figure, paired_ratios
@@ -88,17 +89,22 @@ def _deliver(processor: RecordProcessor, pages: list[Page], concurrency: int) ->
             deliverer.take_records(
                 CallTerms(processor, _context(), Concurrency(concurrency), policy, None),
                 _NoRows(),
-                fence=lambda: Instant(boottime() + 3600),
-                make_thread=daemon_thread,
             )
         return processor, None, None
 
-    deliverer = Deliverer(
-        *(queue, posted, policy),
-        prepare=prepare,
-        checkpoints=CheckpointCalls(posted, lambda _: None, lambda: False),
+    host = SimpleNamespace(
+        post=posted,
         report=lambda _: None,
+        prepare=prepare,
         broke=lambda _: None,
+        keep_letter=lambda *_: None,
+        settled=lambda _: None,
+        sent=lambda: None,
+        fence=lambda: Instant(boottime() + 3600),
+        make_thread=daemon_thread,
+    )
+    deliverer = Deliverer(
+        queue, host, policy, CheckpointCalls(posted, lambda _: None, lambda: False)
     )
     queue.call(commands.CallInitialize(Lease(key=LeaseKey("bench"), checkpoint=TRIM_HORIZON)))
     queue.allow_delivery(commands.AllowDelivery(Instant(boottime() + 3600), 1 << 40, 1 << 40))

@@ -19,6 +19,7 @@ from kclrun.spark.offsets import Offset, StreamIs
 from kclrun.spark.processors.hosting import ProcessorHost
 from kclrun.state.event_times import EventTimes
 from kclrun.testing import run_processor
+from kclrun.worker.timer_delivering import TimerClocks
 from tests.contract.user_code_hosts import SHARD, Fleet, Job, Outcome, done_by
 from tests.support.contexts import made_context
 from tests.support.memory_versions import MemoryVersions, Versions
@@ -65,9 +66,9 @@ class TimedFleet(Fleet):
     """A lease process with state: the ledger of the test kit in place of outputs and a table."""
 
     def prepare(self, row):
-        state = MemoryState()
+        state = MemoryState(Timing(0.0, 1.0, None))
         self.ledger = Ledger(row.checkpoint, state)
-        run = state.run_timers(row.checkpoint, Timing(0.0, 1.0, None), EventTimes())
+        run = state.run_timers(row.checkpoint, EventTimes())
         processor = self.kind()
         processor.initialize(
             made_context(
@@ -78,7 +79,7 @@ class TimedFleet(Fleet):
                 state=state.live,
             )
         )
-        self.deliverer.take_timers(run, processor, self.ledger, None)
+        self.deliverer.take_timers(run, processor, self.ledger, TimerClocks(None))
         return processor, self.ledger, None
 
     @property

@@ -12,7 +12,7 @@ from kclrun.calling.records import CallTerms
 from kclrun.cli.dead_letters.user_process import LetterRows, RedriveJob, redriven
 from kclrun.errors import ProcessorError
 from kclrun.lease import commands, events
-from kclrun.model.letter import Letter
+from kclrun.model.letter import Letter, LetterSource
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON
@@ -126,7 +126,7 @@ class Fleet(Stage):
     def post(self, event):
         super().post(event)
         if isinstance(event, events.CheckpointRequested):
-            self.cover(event.position or self.deliverer.delivered)
+            self.cover(event.position or self.deliverer.progress.delivered)
             answer = commands.AnswerCheckpoint(event.request, commands.CheckpointAnswer.DURABLE)
             threading.Thread(target=self.checkpoints.answer, args=(answer,)).start()
 
@@ -138,10 +138,7 @@ class SingleFleet(Fleet):
         processor = self.kind()
         context = made_context(shard=SHARD, position=row.checkpoint, token=row.counter)
         self.deliverer.take_records(
-            CallTerms(processor, context, Concurrency(), self.policy, None),
-            self.rows,
-            fence=lambda: 10.0**9,
-            make_thread=lambda target, name: threading.Thread(target=target, name=name),
+            CallTerms(processor, context, Concurrency(), self.policy, None), self.rows
         )
         return processor, None, None
 
@@ -256,10 +253,7 @@ def redrive(code, numbers, retries, processor_of=processor_of):
     letters = [
         Letter.of(
             Record(b"x", str(number), str(number)),
-            application="app",
-            processor="coded:Coded",
-            stream="orders",
-            shard_id=SHARD,
+            LetterSource("app", "coded:Coded", "orders", SHARD),
             error="",
             raised_at="",
             traceback="",

@@ -5,14 +5,16 @@ import select
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kclrun.leases.commands import StartProcess
-from kclrun.manager.children import LeaseProcesses, reap_adopted
+from kclrun.manager.children import LeaseProcesses, ProcessLimits
 from kclrun.manager.forks import Launcher
 from kclrun.manager.launcher import adopt_orphans
 from kclrun.manager.loop import Loop
+from kclrun.manager.orphans import reap_adopted
 from kclrun.model.lease import LeaseKey
 from kclrun.observe.logs import EventLog, LineSink
 from tests.foreground import heeding_signals
@@ -40,14 +42,11 @@ class Rig:
         self.launcher = Launcher(entry, output_fds=(self._log_fd, self._log_fd))
         self.processes = LeaseProcesses(
             self.launcher,
-            places=PLACES,
+            SimpleNamespace(deliver=self._deliver, departed=self.departed.append),
+            ProcessLimits(PLACES, exit_patience_s=5.0, failover_s=10.0),
             specify=self._specify,
             loop=self.loop,
             log=self.log,
-            deliver=self._deliver,
-            departed=self.departed.append,
-            exit_patience_s=5.0,
-            failover_s=10.0,
         )
         self.instants = {}
 

@@ -13,8 +13,8 @@ from kclrun.ipc.channel import Channel, NoMessage
 from kclrun.ipc.exit_codes import BUG, FAILED, HOST, LOST, UNCLAIMED
 from kclrun.ipc.messages import Exited, Forked, channel_of_launcher, channel_to_launcher
 from kclrun.leases.events import ProcessExited, ProcessStarted, StartFailed
-from kclrun.manager.children import reap_adopted
 from kclrun.manager.launcher import Outbox
+from kclrun.manager.orphans import reap_adopted
 from kclrun.protocol.reports import (
     Checkpointed,
     LeaseClaimed,
@@ -177,7 +177,7 @@ def test_a_process_that_no_signal_ends_is_written_off_once_its_fence_has_passed(
     child.slot.note_send(begun - 1.0)
     with monkeypatch.context() as deaf:
         deaf.setattr(signal, "pidfd_send_signal", lambda _pidfd, _number: None)
-        rig.processes.force_from(child, begun)
+        rig.processes._forcing.force_from(child, begun)
         exited = rig.until_seen(ProcessExited)
 
     assert rig.loop.now() - begun >= 10.0 - 1.0

@@ -43,10 +43,12 @@ from kclrun.worker.delivery_queue import (
     Page,
     QueueLimits,
 )
+from kclrun.worker.timer_delivering import TimerClocks
 from tests.examples import seeds
 from tests.properties import test_worker_state
 from tests.properties.test_worker_state import OF_ROWS, PARENTS, RANGES, at, keys_of
 from tests.support.contexts import TakenRows, made_context
+from tests.support.delivery_host import delivery_host
 from tests.support.memory_output import MemoryOutput
 from tests.support.memory_versions import MemoryVersions
 
@@ -223,14 +225,16 @@ class Life(test_worker_state.WithRow):
         self.policy = ErrorPolicy(10, 0.0)
         self.deliverer = Deliverer(
             self.queue,
-            self._post,
+            delivery_host(
+                post=self._post,
+                prepare=self._prepare,
+                broke=self._broke,
+                settled=self.outputs.settle,
+                sent=lambda: self.outputs.rows.sent,
+                make_thread=lambda *_: None,
+            ),
             self.policy,
-            prepare=self._prepare,
-            checkpoints=self.calls,
-            report=lambda _: None,
-            broke=self._broke,
-            settled=self.outputs.settle,
-            sent=lambda: self.outputs.rows.sent,
+            self.calls,
         )
         self.deliverer._begin(self.row)
         timers = self.deliverer._timers
@@ -254,7 +258,7 @@ class Life(test_worker_state.WithRow):
             stored=self.cuts,
             idle_s=self.world.idle_s,
         )
-        self.deliverer.take_timers(run, processor, self.outputs.rows, 0.0)
+        self.deliverer.take_timers(run, processor, self.outputs.rows, TimerClocks(0.0))
         if isinstance(processor, Single):
             self._take_records(processor, run)
         return processor, self.outputs.rows, None
@@ -269,10 +273,7 @@ class Life(test_worker_state.WithRow):
             watermark=lambda: run.watermark,
         )
         self.deliverer.take_records(
-            CallTerms(processor, context, Concurrency(3), self.policy, None),
-            self.outputs.rows,
-            fence=lambda: Instant(10.0**12),
-            make_thread=lambda *_: None,
+            CallTerms(processor, context, Concurrency(3), self.policy, None), self.outputs.rows
         )
         assert self.deliverer._records is not None
         calls = self.deliverer._records.calls

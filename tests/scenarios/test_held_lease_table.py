@@ -188,7 +188,7 @@ def resolved(outcome_of):
     """The write under way comes back; where there is none, a renewal does."""
 
     def event(life):
-        change = life.core.held_lease("s0").in_flight.change or ch.Renew("s0", ME, 99)
+        change = life.core.held_lease("s0").requests.in_flight.change or ch.Renew("s0", ME, 99)
         return e.WriteResolved(change, outcome_of(life, change))
 
     return event
@@ -196,7 +196,7 @@ def resolved(outcome_of):
 
 def applied(**seen_too):
     def outcome(life, change):
-        if change.key == "s0" and life.core.held_lease("s0").in_flight.change is None:
+        if change.key == "s0" and life.core.held_lease("s0").requests.in_flight.change is None:
             return ch.Applied(life.rows["s0"])
         return ch.Applied(replace(change_row(change, life.rows["s0"]), **seen_too))
 

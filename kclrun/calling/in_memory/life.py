@@ -14,7 +14,7 @@ from kclrun.calling.in_memory.batches import MemoryBatches
 from kclrun.calling.in_memory.ends import Ends
 from kclrun.calling.in_memory.methods import MemoryMethods, MemoryTimers
 from kclrun.calling.in_memory.records import MakeInline, MemoryRecords, inline_runner
-from kclrun.calling.in_memory.states import Ledger, Timing
+from kclrun.calling.in_memory.states import Ledger
 from kclrun.calling.method_checks import NO_ORDER, require_fit
 from kclrun.calling.records import CallTerms
 from kclrun.errors import ProcessorError, StaleCheckpoint
@@ -85,7 +85,6 @@ class Life:
         checkpoint: CheckpointPolicy,
         batch_max: int,
         policy: ErrorPolicy,
-        timing: Timing,
         make_runner: MakeInline = inline_runner,
         ends: Ends | None = None,
     ) -> None:
@@ -112,7 +111,6 @@ class Life:
         self._concurrency = concurrency
         self._make_runner = make_runner
         self._single: MemoryRecords | None = None
-        self._timing = timing
         self._timers: MemoryTimers | None = None
         # Each attempt of `initialize` has an instance of its own.
         self.times = EventTimes(self._event_time)
@@ -165,14 +163,14 @@ class Life:
         self.run.processors[:] = [self._processor]
         self.run.calls.append(Call("initialize"))
         if fires_timers(self._processor):
-            timing = self._timing
+            state = self.ledger.state
             self._timers = MemoryTimers(
-                self.ledger.state.run_timers(context.position, timing, self.times),
+                state.run_timers(context.position, self.times),
                 self.ledger,
                 self._methods,
                 call=lambda timer: self._call("on_timer", timer),
                 is_released=lambda: self.run.released,
-                wall_until=timing.wall_until,
+                wall_until=state.timing.wall_until,
             )
         call_method(self._processor, "initialize", context)
         if self._is_single:

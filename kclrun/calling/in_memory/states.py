@@ -39,14 +39,16 @@ class Pending(Protocol):
 
 
 class MemoryState:
-    """The state of one shard. It begins with `values` (key → name → value), and with the timers
-    and the watermark of the run `after`."""
+    """The state of one shard, and its timers. It begins with `values` (key → name → value), and
+    with the timers and the watermark of the run `after`."""
 
     def __init__(
         self,
+        timing: Timing,
         values: Mapping[str, Mapping[str, Any]] | None = None,
         after: Pending | None = None,
     ) -> None:
+        self.timing = timing
         self._entries: Entries = {
             key: {name: msgspec.msgpack.encode(value) for name, value in of.items()}
             for key, of in (values or {}).items()
@@ -78,21 +80,16 @@ class MemoryState:
         """The watermark as it was noted last."""
         return self.live.reserved.step
 
-    def run_timers(
-        self,
-        position: ExtendedSequenceNumber,
-        timing: Timing,
-        times: EventTimes,
-    ) -> TimerRun:
+    def run_timers(self, position: ExtendedSequenceNumber, times: EventTimes) -> TimerRun:
         """The rules by which the timers fire, from `position` on."""
         self.live.reserved.is_served = True
         return TimerRun(
             self.live,
             position,
-            lateness_s=timing.lateness_s,
-            every_s=timing.every_s,
+            lateness_s=self.timing.lateness_s,
+            every_s=self.timing.every_s,
             times=times,
-            idle_s=timing.idle_s,
+            idle_s=self.timing.idle_s,
         )
 
     def begin_batch(self) -> None:

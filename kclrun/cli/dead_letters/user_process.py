@@ -144,16 +144,14 @@ def _run(
     # With places, `LetterRows` refuses the rows of the letter at fault alone.
     names = None if job.places else ()
     life = Life(
-        Ledger(TRIM_HORIZON, MemoryState(), names),
+        Ledger(TRIM_HORIZON, MemoryState(_TIMING), names),
         load_decoding(None, processor, [], _registry(job)) if decode is None else decoding(decode),
         concurrency=None,
         checkpoint=CheckpointPolicy(
-            mode="manual" if job.is_manual else "batch",
-            uncheckpointed_max=job.uncheckpointed_max,
+            mode="manual" if job.is_manual else "batch", uncheckpointed_max=job.uncheckpointed_max
         ),
         batch_max=1 if job.places else job.batch_max,
         policy=ErrorPolicy(job.retries, 0.0, "skip"),
-        timing=_TIMING,
     )
     shard_id = letters[0].shard_id
     context = life.make_context(

@@ -36,7 +36,7 @@ from kclrun.errors import (
 from kclrun.loading import decoded_options, load_decoding, load_processor
 from kclrun.methods import call_method, fires_timers, unused_event_time
 from kclrun.model.lease import ClaimedLease
-from kclrun.model.letter import Letter, LetterDestination
+from kclrun.model.letter import Letter, LetterDestination, LetterSource
 from kclrun.model.output import EMITTED_OUTSIDE, MAIN_OUTPUT, no_output
 from kclrun.model.policies import CheckpointPolicy, Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
@@ -520,10 +520,9 @@ class ProcessorHost:
             self._keep_letter(
                 Letter.of(
                     record,
-                    application=self._job.application,
-                    processor=self._job.processor,
-                    stream=self._stream,
-                    shard_id=self._shard_id,
+                    LetterSource(
+                        self._job.application, self._job.processor, self._stream, self._shard_id
+                    ),
                     error=failure.error,
                     raised_at=failure.raised_at,
                     traceback=failure.traceback_text,

@@ -40,11 +40,11 @@ OF_MANAGERS = (
     Mutant(
         name="take-not-read-back",
         file="kclrun/leases/held_leases.py",
-        old="                return [held_lease.read_back()]",
+        old="                return [held_lease.requests.read_back(held_lease.key)]",
         new=(
             "                if isinstance(change, writes.Take):\n"
             "                    return self._judge(held_lease, None, now)\n"
-            "                return [held_lease.read_back()]"
+            "                return [held_lease.requests.read_back(held_lease.key)]"
         ),
         breaks="a take that applied without an answer is given up: the row says us, nobody reads",
         source="a2",
@@ -74,8 +74,8 @@ OF_MANAGERS = (
     Mutant(
         name="scan-believed-about-parents",
         file="kclrun/leases/held_leases.py",
-        old="            are_parents_over = held_lease.are_parents_over or not row.parents",
-        new="            are_parents_over = True",
+        old="            are_over = held_lease.parents.are_over or not row.parents",
+        new="            are_over = True",
         breaks="a child is started on the word of a scan, without consistent reads",
         source="trace C2",
         # Rows of a simulated scan are never stale, as an eventually consistent one's may be.

@@ -25,7 +25,8 @@ from kclrun.state.chain import read_chain
 from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import LiveEntries, State
 from kclrun.state.timers import Timer, is_reserved, timer_of
-from kclrun.worker.timer_delivering import TimerDelivery
+from kclrun.worker.progress import Progress
+from kclrun.worker.timer_delivering import TimerClocks, TimerDelivery
 from tests.simulation.tiny_worlds.outputs import (
     KEY,
     PACE,
@@ -37,6 +38,7 @@ from tests.simulation.tiny_worlds.outputs import (
     position,
 )
 from tests.simulation.tiny_worlds.rules import Broken
+from tests.support.delivery_host import delivery_host
 from tests.support.memory_versions import MemoryVersions, Versions
 
 # A record moves the watermark to its time. The first one sets a timer that the second one's time
@@ -54,7 +56,7 @@ class Calls:
 
     def __init__(self, owner) -> None:
         self.owner = owner
-        self.given = self.before = None
+        self.given = self.before = self.durable = None
         self.checkpointer = self
 
     def checkpoint(self) -> None:
@@ -131,29 +133,24 @@ class StatefulOwner(Owner):
         self.timer_run = TimerRun(
             self.live, start, lateness_s=0.0, every_s=1.0, times=EventTimes(), stored=cuts
         )
+        calls = Calls(self)
+        self.progress = progress = Progress(
+            delivery_host(post=self.post, settled=self.outputs.settle), calls
+        )
+        progress.done = start
         self.timers = TimerDelivery(
-            *(self.timer_run, Fold(self), self.outputs.rows, Calls(self)),
-            done=start,
-            post=self.post,
+            *(self.timer_run, Fold(self), self.outputs.rows, calls, progress),
+            queue=self,
             methods=Once(),
-            processed=self.processed,
-            durable=self.durable,
-            may_go=self.may_go,
-            round_every_s=0.0,
-            wall=self.now,
+            clocks=TimerClocks(0.0, wall=self.now),
         )
 
     def change(self, *change) -> None:
         self.outputs.rows.change_state(*change)
 
-    def processed(self, at) -> None:
-        self.outputs.settle(at)
-        self.post(events.BatchProcessed(at))
-
-    def durable(self):
-        return None
-
-    def may_go(self) -> bool:
+    def may_try_again(self, _pause_s, *, is_batch) -> bool:
+        """As `DeliveryQueue`: nothing stops it."""
+        assert is_batch
         return True
 
     def deliver(self) -> None:
@@ -167,7 +164,7 @@ class StatefulOwner(Owner):
         self.outputs.rows.begin_batch()
         self.timers._processor.process(record)
         self.outputs.rows.end_batch(at)
-        self.processed(at)
+        self.progress.process(at)
         self.timers.calls.arrive(at)
         self.run()
 

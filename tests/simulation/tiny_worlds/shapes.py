@@ -112,10 +112,10 @@ class Shapes:
             return mind[index[part, name]]
 
         names = sheet.names
-        sheet.at(of("LeaseManager", "_scan_instant"))
-        sheet.at(of("LeaseManager", "_scanned_instant"), 1.0)
+        sheet.at(of("ScanPlan", "instant"))
+        sheet.at(of("ScanPlan", "began_instant"), 1.0)
         sheet.at(of("OfferWatch", "_find_instant"))
-        children = of("LeaseManager", "_children_of_mine")
+        children = of("ChildrenOfMine", "ended_instants")
         for ended in children.values():
             sheet.at(ended, FRESH)
         rows = [of("Observation", column) for column in ("_keys", "_owners", "_counters")]
@@ -155,12 +155,12 @@ class Shapes:
             sheet.at(each.left_instant)
         listing = of("Auditor", "listing")
         return (
-            of("LeaseManager", "_view") is None,
-            of("LeaseManager", "_scan_instant") is None,
-            of("LeaseManager", "_is_scanning"),
-            of("LeaseManager", "_has_waited"),
-            of("LeaseManager", "_lacks_phase"),
-            of("LeaseManager", "_hasty_scans"),
+            of("LastScan", "view") is None,
+            of("ScanPlan", "instant") is None,
+            of("ScanPlan", "is_under_way"),
+            of("ListingPlan", "_has_waited"),
+            of("ScanPlan", "_lacks_phase"),
+            of("ScanPlan", "_hasty_scans"),
             turn < inf,
             of("Balancer", "_holdings_at_look"),
             tuple(frozenset(keys) for _, keys in recent),
@@ -204,25 +204,25 @@ class Shapes:
         )
 
     def _shape_of_held_lease(self, sheet: Sheet, held_lease):
-        flight = held_lease.in_flight
+        requests, flight = held_lease.requests, held_lease.requests.in_flight
         sheet.at(held_lease.confirmed_instant, FRESH)
         sheet.at(held_lease.renew_instant)
         sheet.at(held_lease.rest_until)
         sheet.at(held_lease.ours_instant, FRESH)
         if flight.change is not None:
-            sheet.at(held_lease.sent_instant, FRESH)
+            sheet.at(requests.sent_instant, FRESH)
         return (
             held_lease.key,
             held_lease.state.value,
             sheet.lease(held_lease.row),
             flight.change and sheet.change(flight.change),
-            flight.change and (min(held_lease.attempts, 8), bool(flight.unresolved)),
-            held_lease.is_reading,
-            min(held_lease.misses, 8),
+            flight.change and (min(requests.attempts, 8), bool(flight.unresolved)),
+            requests.is_reading,
+            min(requests.misses, 8),
             held_lease.is_proven,
-            held_lease.should_ask_parents,
-            held_lease.is_asking_parents,
-            held_lease.are_parents_over,
+            held_lease.parents.should_ask,
+            held_lease.parents.is_asking,
+            held_lease.parents.are_over,
             min(held_lease.restarts.deaths, 5),
             min(held_lease.restarts._stops, 7),
             held_lease.ours_instant is None,

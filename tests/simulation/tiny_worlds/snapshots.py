@@ -15,24 +15,15 @@ from kclrun.leases.manager import LeaseManager
 
 # What changes in each part of a manager's core and decides something.
 STATE = {
-    "LeaseManager": (
-        "_gone",
-        "_gone_before_scan",
-        "_children_of_mine",
-        "_view",
-        "_scan_instant",
-        "_scanned_instant",
-        "_viewed_instant",
-        "_changed_instant",
-        "_is_scanning",
-        "_is_finished",
-        "_is_refused",
-        "_has_waited",
-        "_lacks_phase",
-        "_may_be_old",
-        "_hasty_scans",
-        "_listing",
+    "LeaseManager": ("is_finished", "_is_refused"),
+    "LastScan": ("view", "began_instant", "changed_instant"),
+    "ListingPlan": ("_has_waited", "_under_way"),
+    "ChildrenOfMine": ("ended_instants",),
+    "ScanPlan": (
+        *("instant", "began_instant", "is_under_way", "gone", "gone_before"),
+        *("_lacks_phase", "_may_be_old", "_hasty_scans"),
     ),
+    "CaughtUp": (),
     "Observation": (
         *("wall_offset_s", "_keys", "_owners", "_counters", "_seen_instant", "_still", "_asks"),
     ),
@@ -87,8 +78,8 @@ NOTED = {
 }
 # Containers that other parts hold on to: they are filled, never replaced.
 _SHARED = {
-    ("LeaseManager", "_children_of_mine"),
-    ("LeaseManager", "_listing"),
+    ("ChildrenOfMine", "ended_instants"),
+    ("ListingPlan", "_under_way"),
     ("HeldLeases", "held_leases"),
 }
 _WIRING = (FunctionType, MethodType, BuiltinFunctionType, str, list)
@@ -163,7 +154,9 @@ def _copy_of_in_flight(in_flight):
 def _copy_of_held_lease(held_lease):
     held_lease = copy.copy(held_lease)
     held_lease.restarts = copy.copy(held_lease.restarts)
-    held_lease.in_flight = _copy_of_in_flight(held_lease.in_flight)
+    held_lease.parents = copy.copy(held_lease.parents)
+    held_lease.requests = copy.copy(held_lease.requests)
+    held_lease.requests.in_flight = _copy_of_in_flight(held_lease.requests.in_flight)
     return held_lease
 
 

@@ -1,6 +1,7 @@
 """Each setting that a stream may have of its own counts wherever the stream is processed."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,8 +12,10 @@ from kclrun.cli.dead_letters.redrive import _job
 from kclrun.config.load import settings_of
 from kclrun.config.schema import Settings, StreamErrorSettings, StreamSettings
 from kclrun.leases.commands import StartProcess
+from kclrun.leases.policy import StreamStart
 from kclrun.manager.forks import StartCommands
 from kclrun.manager.world import FleetServices, SourceStream
+from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.stream import stream_key
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -74,15 +77,16 @@ def on_fleet(name: str) -> dict[str, Any]:
         FleetServices(
             None, {key: SourceStream(None, summary, source_of(name))}, None, PLACE, PLACE
         ),
-        owner="kclrun:g:h:n",
-        lock_path=Path("/run/lock"),
+        {key: StreamStart("TRIM_HORIZON", TRIM_HORIZON)},
+        SimpleNamespace(id="kclrun:g:h:n", lock=SimpleNamespace(path=Path("/run/lock"))),
+        SimpleNamespace(
+            credentials=lambda: KEYS,
+            row_of=lambda _: None,
+            failover_s=lambda: 4.0,
+            has_others_in_sight=lambda: True,
+        ),
         import_paths=(),
-        start_at_of=lambda _: None,
         log_as_json=True,
-        credentials=lambda: KEYS,
-        row_of=lambda _: None,
-        failover_s=lambda: 4.0,
-        others_in_sight=lambda: True,
     )
     spec = commands(StartProcess(f"{key}:shardId-000000000001", 9, 55.0), 5, 12)
     on_error = spec.on_error

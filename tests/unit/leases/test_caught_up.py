@@ -30,15 +30,15 @@ def of_another(owner=OTHER, **fields):
 @pytest.mark.parametrize("owner", [OTHER, JAVA])
 def test_a_lease_of_an_owner_that_is_only_listed_is_not_known_to_be_read(owner):
     life = synced(of_another(owner))
-    assert life.core.caught_up_blockers() == (f"s0 is of {owner}, not seen to renew it yet",)
+    assert life.core.caught_up.blockers() == (f"s0 is of {owner}, not seen to renew it yet",)
 
     life.scan(renewed=False)
-    assert life.core.caught_up_blockers() == (f"s0 is of {owner}, not seen to renew it yet",)
-    assert life.core.read_elsewhere() == ()
+    assert life.core.caught_up.blockers() == (f"s0 is of {owner}, not seen to renew it yet",)
+    assert life.core.caught_up.read_elsewhere() == ()
 
     life.scan(after=4.0, renewed=True)
-    assert life.core.caught_up_blockers() == ()
-    assert [lease.key for lease in life.core.read_elsewhere()] == ["s0"]
+    assert life.core.caught_up.blockers() == ()
+    assert [lease.key for lease in life.core.caught_up.read_elsewhere()] == ["s0"]
 
 
 def test_a_lease_of_a_lost_machine_stays_in_the_way_until_it_is_taken():
@@ -46,9 +46,9 @@ def test_a_lease_of_a_lost_machine_stays_in_the_way_until_it_is_taken():
 
     for _ in range(6):
         life.scan(after=5.0, renewed=False)
-        assert life.core.caught_up_blockers(), "nobody reads it"
+        assert life.core.caught_up.blockers(), "nobody reads it"
 
-    assert life.core.caught_up_blockers() == ("s0 is not being read",)
+    assert life.core.caught_up.blockers() == ("s0 is not being read",)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def test_a_lease_that_stands_still_on_another_machine_counts_as_one_here(
     life = synced(of_another(**fields))
     life.scan(after=4.0)
 
-    assert life.core.caught_up_blockers() == ((reason,) if reason else ()), claim
-    assert life.core.halted() == halted
+    assert life.core.caught_up.blockers() == ((reason,) if reason else ()), claim
+    assert life.core.caught_up.halted() == halted
     is_read = not halted and reason is None
-    assert bool(life.core.read_elsewhere()) == is_read
+    assert bool(life.core.caught_up.read_elsewhere()) == is_read
 
 
 def test_a_shard_without_a_lease_stands_in_the_way():
@@ -88,7 +88,7 @@ def test_a_shard_without_a_lease_stands_in_the_way():
     life.say(e.ShardsListed(shards, 5_100.0))
     life.scan(after=4.0)
 
-    assert life.core.caught_up_blockers()
+    assert life.core.caught_up.blockers()
 
 
 def test_a_listing_that_creates_nothing_is_no_end():
@@ -99,7 +99,7 @@ def test_a_listing_that_creates_nothing_is_no_end():
     life.say(e.LeasesScanned(()))
     life.say(e.ShardsListed(half, 5_100.0, at_start=half))
 
-    (reason,) = life.core.caught_up_blockers()
+    (reason,) = life.core.caught_up.blockers()
     assert "do not cover all hash keys" in reason
 
 
@@ -108,19 +108,19 @@ def test_of_several_streams_each_is_known():
     life = ManagerLife(row("1:orders:5:shardId-0", OTHER, 7), streams=streams)
     life.say(e.ShardsListed(listed("1:orders:5:shardId-0"), 5_100.0, stream=streams[0]))
     life.scan(after=4.0)
-    assert life.core.caught_up_blockers() == ("the first scan and the first listing are not over",)
+    assert life.core.caught_up.blockers() == ("the first scan and the first listing are not over",)
 
     life.say(e.ShardsListed(listed("1:gone:5:shardId-0"), 5_100.0, stream=streams[1]))
 
-    (reason,) = life.core.caught_up_blockers()
+    (reason,) = life.core.caught_up.blockers()
     assert "stream gone" in reason
 
 
 def test_a_table_that_was_not_scanned_for_long_says_nothing():
     life = synced(of_another(), failover_s=10.0)
     life.scan(after=4.0)
-    assert life.core.caught_up_blockers() == ()
+    assert life.core.caught_up.blockers() == ()
 
     old = ("the lease table was not scanned for too long",)
-    assert life.core.caught_up_blockers(life.now + 30.0) == ()
-    assert life.core.caught_up_blockers(life.now + 45.0) == old
+    assert life.core.caught_up.blockers(life.now + 30.0) == ()
+    assert life.core.caught_up.blockers(life.now + 45.0) == old

@@ -4,11 +4,10 @@ import pytest
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases import transitions
-from kclrun.leases.held_lease import HeldLease
+from kclrun.leases.held_lease import HeldLease, ParentReads, RowRequests
 from kclrun.leases.transitions import TRANSITIONS, WITH_PROCESS, State, Transition
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
-from kclrun.protocol.in_flight import InFlight
 from kclrun.protocol.writes import Renew
 from tests.support.tables import drawn_transitions, named_transitions, over_rows
 
@@ -50,16 +49,16 @@ def test_a_step_that_the_table_does_not_name_is_our_bug():
 
 
 def sent(change):
-    in_flight = InFlight()
-    in_flight.begin(change)
-    return in_flight
+    requests = RowRequests()
+    requests.begin(change, 0.0, None)
+    return requests
 
 
 def running(**changed):
     fields = {
         "row": Lease(key="s0", checkpoint=TRIM_HORIZON),
         "is_proven": True,
-        "are_parents_over": True,
+        "parents": ParentReads(are_over=True),
     }
     return HeldLease(key="s0", state=State.RUNNING, **{**fields, **changed})
 
@@ -67,11 +66,11 @@ def running(**changed):
 @over_rows(
     ("changed", "complaint"),
     [
-        ({"in_flight": sent(Renew("s0", "me", 1))}, "a write of ours under way"),
-        ({"is_reading": True}, "a read of ours under way"),
+        ({"requests": sent(Renew("s0", "me", 1))}, "a write of ours under way"),
+        ({"requests": RowRequests(is_reading=True)}, "a read of ours under way"),
         ({"row": None}, "without a row"),
         ({"is_proven": False}, "without a confirmed write"),
-        ({"are_parents_over": False}, "before its parents ended"),
+        ({"parents": ParentReads()}, "before its parents ended"),
     ],
 )
 def test_a_lease_with_a_process_that_breaks_a_rule_is_found_out(changed, complaint):
@@ -83,7 +82,7 @@ def test_a_lease_with_a_process_that_breaks_a_rule_is_found_out(changed, complai
 
 def test_a_write_of_another_lease_is_found_out():
     held_lease = HeldLease(key="s0", state=State.BACKING_OFF)
-    held_lease.in_flight.begin(Renew("s1", "me", 1))
+    held_lease.requests.in_flight.begin(Renew("s1", "me", 1))
 
     with pytest.raises(InvariantViolation, match="another lease's write"):
         held_lease.check()

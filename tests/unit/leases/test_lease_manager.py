@@ -62,8 +62,8 @@ class Life(Answers):
         """Let the next scan come due, and answer it."""
         self.now = max(self.now + after, self.core.next_deadline(self.now))
         self.renew(self.core.handle(e.Ticked(), self.now))
-        if self.core._scan_instant is not None:
-            self.now = max(self.now, self.core._scan_instant)
+        if self.core._scans.instant is not None:
+            self.now = max(self.now, self.core._scans.instant)
             self.renew(self.core.handle(e.Ticked(), self.now))
         return self.say(e.LeasesScanned(rows, **fields))
 
@@ -160,10 +160,10 @@ def test_an_empty_table_is_filled_and_then_scanned_at_once():
         ("a", 777.0),
         ("b", 777.0),
     ]
-    assert life.core.caught_up_blockers()
+    assert life.core.caught_up.blockers()
     assert c.ScanTable() not in life.resolve(creates[0])
     assert life.resolve(creates[1], ConditionFailed(row("b"))) == (c.ScanTable(),)
-    assert life.core.caught_up_blockers()
+    assert life.core.caught_up.blockers()
 
 
 NATIVE = "CLIENT_VERSION_3X_WITH_ROLLBACK"
@@ -699,7 +699,7 @@ def test_after_a_shard_end_the_children_are_taken_first_and_without_waiting_for_
     running(life)
     life.say(e.ProcessReported("s0", reports.ShardEnded(("a", "b"))), after=1.0)
     assert life.asked(c.ScanTable)
-    assert life.core.caught_up_blockers()
+    assert life.core.caught_up.blockers()
 
     parent = row("s0", owner=ME, counter=9, checkpoint=SHARD_END)
     child = row("b", parents=frozenset({"s0"}))
@@ -880,7 +880,7 @@ def test_children_that_nobody_took_yet_stand_in_the_way():
     parent = row("s0", owner=ME, counter=9, checkpoint=SHARD_END)
     life.say(e.LeasesScanned((parent, row("a", parents=frozenset({"s0"})), row("b"))))
 
-    assert life.core.caught_up_blockers() == (
+    assert life.core.caught_up.blockers() == (
         "children of a shard that just ended are not taken yet: b",
     )
 
@@ -894,15 +894,15 @@ def test_an_empty_table_is_filled_only_from_the_listing_made_for_it(life):
 
 
 def test_nothing_blocks_once_every_lease_runs_or_ended(life):
-    assert life.core.caught_up_blockers()
+    assert life.core.caught_up.blockers()
     assert life.core.owners == {ME}
     assert dict(life.core.leases) == {}
     running(life)
-    assert life.core.caught_up_blockers()  # not listed yet
+    assert life.core.caught_up.blockers()  # not listed yet
 
     life.say(e.ShardsListed((shard(),), 1.0))
 
-    assert life.core.caught_up_blockers() == ()
+    assert life.core.caught_up.blockers() == ()
     assert life.core.owners == {ME}
 
 
@@ -917,7 +917,7 @@ def test_what_stands_in_the_way_is_named():
     life.say(e.ShardsListed((), 1.0))
     life.resolve(life.asked(c.WriteRow)[0].change) if life.writes(ch.Take) else None
 
-    words = "\n".join(life.core.caught_up_blockers())
+    words = "\n".join(life.core.caught_up.blockers())
 
     assert "a is taking" in words
     assert "c is not being read" in words
@@ -936,7 +936,7 @@ def test_two_writers_among_us_are_found_out(life):
 
 def test_finished_with_something_left_is_found_out(life):
     life.begin(row())
-    life.core._is_finished = True
+    life.core.is_finished = True
 
     with pytest.raises(InvariantViolation, match="finished with"):
         life.core.check()

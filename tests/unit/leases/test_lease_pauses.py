@@ -2,7 +2,7 @@
 
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
-from kclrun.leases.manager import blockers
+from kclrun.leases.caught_up import blockers
 from kclrun.model.lease import Pause, Scope
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import Shard

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from kclrun.leases.manager import blockers
+from kclrun.leases.caught_up import blockers
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.shard_sync import Listing
 from kclrun.leases.table_view import (

@@ -104,4 +104,4 @@ def test_a_creation_of_each_stream_is_answered_to_its_own_stream():
     fresh.rows = {each.key: each for each in ended}
     fresh.scan(renewed=False)
 
-    assert fresh.core.caught_up_blockers() == ()
+    assert fresh.core.caught_up.blockers() == ()

@@ -4,7 +4,7 @@ import pytest
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases.events import WriteResolved
-from kclrun.leases.held_lease import HeldLease
+from kclrun.leases.held_lease import HeldLease, RowRequests
 from kclrun.leases.held_leases import RowWrites
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.transitions import State
@@ -30,8 +30,10 @@ def test_no_second_write_is_sent_while_one_is_unresolved_or_being_read_back():
 
     with pytest.raises(InvariantViolation, match="a second writer"):
         writing.begin(held_lease, RENEW, 0.0)
+    is_read = RowRequests(is_reading=True)
+    read_back = HeldLease(key="s0", state=State.BACKING_OFF, requests=is_read)
     with pytest.raises(InvariantViolation, match="a second writer"):
-        writing.begin(HeldLease(key="s0", state=State.BACKING_OFF, is_reading=True), RENEW, 0.0)
+        writing.begin(read_back, RENEW, 0.0)
 
 
 def test_an_outcome_needs_a_write_under_way():

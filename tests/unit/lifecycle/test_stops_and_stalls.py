@@ -118,10 +118,10 @@ def test_a_machine_that_ends_soon_bounds_a_stop_and_never_lengthens_it():
 
 
 def test_force_is_abrt_for_the_stacks_and_kill_a_second_later():
-    assert next_force(None, []) == (None, None)
+    assert next_force(None, []) is None
     assert next_force(10.0, []) == (signal.SIGABRT, 10.0)
     assert next_force(10.0, [signal.SIGABRT]) == (signal.SIGKILL, 11.0)
-    assert next_force(10.0, [signal.SIGABRT, signal.SIGKILL]) == (None, None)
+    assert next_force(10.0, [signal.SIGABRT, signal.SIGKILL]) is None
 
 
 def test_after_abrt_and_kill_five_seconds_are_left_for_a_write_and_a_retry_then_rows_expire():

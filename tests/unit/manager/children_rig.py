@@ -10,12 +10,13 @@ import os
 import select
 import signal
 import socket
+from types import SimpleNamespace
 
 from kclrun.ipc.board import Segment
 from kclrun.ipc.channel import Doorbell, PeerGone
 from kclrun.ipc.messages import Exited, channel_of_worker, encode_report
 from kclrun.leases.commands import StartProcess
-from kclrun.manager.children import LeaseProcesses
+from kclrun.manager.children import LeaseProcesses, ProcessLimits
 from kclrun.manager.forks import ForkRefused, LauncherGone, ProcessForked
 from kclrun.observe.logs import EventLog, LineSink
 from kclrun.protocol.status import LeaseStatus, WorkerState
@@ -190,16 +191,12 @@ class ChildrenRig:
         self.departed = []
         self.processes = LeaseProcesses(
             self.launcher,
-            places=places,
+            SimpleNamespace(deliver=self.events.append, departed=self.departed.append),
+            ProcessLimits(places, exit_patience_s=20.0, failover_s=10.0, per_process=per_process),
             specify=specified,
             loop=self.loop,
             log=log,
-            deliver=self.events.append,
-            departed=self.departed.append,
-            exit_patience_s=20.0,
-            failover_s=10.0,
             lock_fd=lock_fd,
-            per_process=per_process,
         )
         self._is_closed = False
 

@@ -18,10 +18,11 @@ from kclrun.lifecycle.stopping import STOP_SIGNALS
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.manager.locks import establish
 from kclrun.manager.loop import Loop
-from kclrun.manager.manager import Manager, ReportWriter
+from kclrun.manager.manager import Manager
+from kclrun.manager.report_writer import ReportWriter
 from kclrun.manager.sampling import Sampler
 from kclrun.manager.service_calls import ServiceCalls
-from kclrun.manager.world import FleetServices, SourceStream
+from kclrun.manager.world import FleetServices, RunNames, SourceStream
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import ONLY_STREAM
@@ -255,12 +256,10 @@ class ManagerRig:
         self.manager.service_calls = ServiceCalls(
             self.world,
             lambda _: ShardFilter("AT_TRIM_HORIZON"),
+            self.manager,
             loop=self.loop,
             pool=Pool(self.loop),
             log=self.log,
-            deliver=self.manager.deliver,
-            broke=self.manager.broke,
-            table_gone=self.manager.table_gone,
         )
         self.processes = Processes(self.manager, self.loop, self.table, self.identity.id)
         self.manager.processes = self.processes
@@ -302,9 +301,7 @@ def sampler_of_core(core, living=list, *, began=1.0, leases_command="kclrun leas
     return Sampler(
         manager,
         ReportWriter(),
-        application="a",
-        stream="s",
-        owner="kclrun::h:n",
+        RunNames("a", "s", "kclrun::h:n"),
         leases_max=64,
         began_instant=began,
         **how,

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from kclrun.manager import manager
+from kclrun.manager import report_writer
 from kclrun.manager.launcher import lease_environment
-from kclrun.manager.manager import ReportWriter
+from kclrun.manager.report_writer import ReportWriter
 from kclrun.manager.ring_reader import exit_code_of, exit_words
 from kclrun.manager.watch import fleet_failover_s
+from kclrun.manager.world import RunNames
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.outputs.durable_files import write_report
 from kclrun.protocol.status import LeaseStatus, WorkerState
@@ -99,9 +100,7 @@ def test_the_report_file_is_whole_and_has_totals(tmp_path):
         writer.started(key)
         writer.departed(key, counted(2, 1, 2))
     writer.ended("b")
-    report = writer.report(
-        application="x", stream="y", owner="z", exit_reason="drained", seconds=1.0
-    )
+    report = writer.report(RunNames("x", "y", "z"), exit_reason="drained", seconds=1.0)
 
     write_report(tmp_path / "deep" / "report.json", report)
 
@@ -187,7 +186,7 @@ def test_the_records_of_a_shard_that_is_gone_stay_in_the_total():
 
 
 def test_a_report_names_the_last_shards_and_counts_all(monkeypatch):
-    monkeypatch.setattr(manager, "_NAMED_MAX", 3)
+    monkeypatch.setattr(report_writer, "_NAMED_MAX", 3)
     report = ReportWriter()
     report.started("lives")
     for key in "abcd":
@@ -195,7 +194,7 @@ def test_a_report_names_the_last_shards_and_counts_all(monkeypatch):
         report.departed(key, status(records_total=5))
         report.ended(key)
 
-    whole = report.report(application="", stream="", owner="", exit_reason="", seconds=1.0)
+    whole = report.report(RunNames("", "", ""), exit_reason="", seconds=1.0)
 
     assert list(whole.shards) == ["c", "d", "lives"]
     assert (whole.totals.shards, whole.totals.ended, whole.totals.records) == (5, 4, 20)
@@ -216,9 +215,7 @@ def test_the_totals_of_a_report_are_the_sums_over_restarts_and_shards():
         report.departed(key, reported)
     report.ended("b")
 
-    whole = report.report(
-        application="app", stream="s", owner="o", exit_reason="drained", seconds=1.23456
-    )
+    whole = report.report(RunNames("app", "s", "o"), exit_reason="drained", seconds=1.23456)
 
     totals = whole.totals
     assert (totals.shards, totals.ended, totals.restarts) == (2, 1, 1)

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from kclrun.ipc.messages import Exited
-from kclrun.manager.children import reap_adopted
 from kclrun.manager.forks import ForkRefused, Forks, Launcher, LauncherGone, ProcessForked
 from kclrun.manager.lease_session import missing_hooks, run_exit_hooks
+from kclrun.manager.orphans import reap_adopted
 from kclrun.model.wire import WireEndpoint
 from kclrun.observe.logs import EventLog, LineSink
 from tests.foreground import heeding_signals

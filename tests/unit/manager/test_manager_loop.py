@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -26,7 +27,8 @@ from kclrun.leases.transitions import State
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.manager.gauge import Gauge
 from kclrun.manager.loop import IoPool, Loop, SignalPipe
-from kclrun.manager.manager import Manager, ReportWriter
+from kclrun.manager.manager import Manager
+from kclrun.manager.report_writer import ReportWriter
 from kclrun.manager.sampling import state_of
 from kclrun.manager.service_calls import CredentialRenewal, Prefetching, ServiceCalls
 from kclrun.manager.world import ExitReason, FleetServices, SourceStream
@@ -245,12 +247,10 @@ def service_calls_of(table, *, loop, pool, log, handled, broken, gone, coordinat
     return ServiceCalls(
         world,
         lambda _: ShardFilter("AT_LATEST"),
+        SimpleNamespace(deliver=handled.append, broke=broken.append, table_gone=gone.append),
         loop=loop,
         pool=pool,
         log=log,
-        deliver=handled.append,
-        broke=broken.append,
-        table_gone=gone.append,
     )
 
 

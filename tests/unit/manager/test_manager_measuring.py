@@ -18,11 +18,11 @@ from kclrun.leases.held_lease import HeldLease
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.transitions import State
-from kclrun.manager.manager import ReportWriter
 from kclrun.manager.metering import open_metering
+from kclrun.manager.report_writer import ReportWriter
 from kclrun.manager.sampling import HostCpu, Sampler, heat_of, note_of, state_of
-from kclrun.manager.watch import ManagerTimer
-from kclrun.manager.world import ExitReason
+from kclrun.manager.watch import EndWhenCaughtUp, ManagerTimer
+from kclrun.manager.world import ExitReason, RunNames
 from kclrun.model.lease import OFFERED, Halt, Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.subscribing import SILENCE_MAX_S
@@ -41,9 +41,7 @@ def sampler_of(run):
     return Sampler(
         run.manager,
         run.report,
-        application="orders",
-        stream="orders-stream",
-        owner=run.identity.id,
+        RunNames("orders", "orders-stream", run.identity.id),
         leases_max=64,
         began_instant=BEGAN,
     )
@@ -449,6 +447,7 @@ class Judge:
 
 def watched(run, *, until=True, source_is_done=lambda: True, readers=()):
     judge = Judge()
+    end = EndWhenCaughtUp(run.manager, run.log, source_is_done=source_is_done) if until else None
     watch = ManagerTimer(
         run.manager,
         sampler_of(run),
@@ -457,8 +456,7 @@ def watched(run, *, until=True, source_is_done=lambda: True, readers=()):
         watchdog=judge,
         failover_s=10.0,
         readers=readers,
-        is_until_caught_up=until,
-        source_is_done=source_is_done,
+        end=end,
     )
     run.loop.after(0.0, watch.look)
     return watch, judge

@@ -8,14 +8,15 @@ import pytest
 
 from kclrun.config.load import settings_of
 from kclrun.config.schema import Settings
-from kclrun.manager.manager import ReportWriter
 from kclrun.manager.metering import (
     SAMPLE_EVERY_S,
+    CloudWatchFeed,
     HealthBoard,
     Metering,
     _output_lag_max_s,
     open_metering,
 )
+from kclrun.manager.report_writer import ReportWriter
 from kclrun.model.time import WallTime
 from kclrun.observe.health import HealthLimits
 from kclrun.observe.logs import EventLog, LineSink
@@ -109,9 +110,7 @@ class World:
             self.board,
             loop=self.clock,
             log=log,
-            endpoint=None,
-            publisher=Publisher(self.outlet, log),
-            window=MetricWindow("orders", {}),
+            cloudwatch=CloudWatchFeed(Publisher(self.outlet, log), MetricWindow("orders", {})),
         )
 
     def look(self):

@@ -9,7 +9,7 @@ from kclrun.errors import HostFailed, HostRefused, NotFound, Throttled, Unavaila
 from kclrun.ipc.messages import OthersInSight
 from kclrun.leases import commands, events
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.manager import manager as managers
+from kclrun.manager import orphans
 from kclrun.manager.forks import ForkRefused
 from kclrun.manager.world import ExitReason
 from kclrun.model.lease import Lease
@@ -493,7 +493,7 @@ def test_the_adopted_dead_are_looked_for_again_until_this_host_lets_them_be_foun
         looks.append(run.seconds)
         return answers.pop() if answers else ()
 
-    monkeypatch.setattr(managers, "reap_adopted", reap)
+    monkeypatch.setattr(orphans, "reap_adopted", reap)
     run.signal_at(5.0, signal.SIGCHLD)
     run.signal_at(5.1, signal.SIGCHLD)
     run.signal_at(20.0, TERM)

@@ -1,6 +1,7 @@
 """What a lease process is told at its start: the settings, the row and the world, whole."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -20,13 +21,14 @@ from kclrun.config.schema import (
 from kclrun.config.units import ByteSize, Duration
 from kclrun.ipc import board as ipc
 from kclrun.leases.commands import StartProcess
+from kclrun.leases.policy import StreamStart
 from kclrun.manager.forks import StartCommands
 from kclrun.manager.world import FleetServices, SourceStream
 from kclrun.model.lease import Lease
 from kclrun.model.letter import LetterDestination
 from kclrun.model.output import OutputDestination
 from kclrun.model.policies import CheckpointPolicy, ErrorPolicy, FetchPolicy, LogPolicy
-from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON
 from kclrun.model.shard import HashRange
 from kclrun.model.stream import ONLY_STREAM, qualified, stream_key
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -49,15 +51,16 @@ def commands(rows=None, *, stream=ONLY_STREAM, arn=ARN, errors=None, **settings)
     return StartCommands(
         Settings(application="orders", stream="clicks", **settings),
         FleetServices(None, {stream: source}, None, KINESIS, DYNAMODB),
-        owner="kclrun:g:h:n",
-        lock_path=Path("/run/lock"),
+        {stream: StreamStart("", AT_TIMESTAMP, 77.0)},
+        SimpleNamespace(id="kclrun:g:h:n", lock=SimpleNamespace(path=Path("/run/lock"))),
+        SimpleNamespace(
+            credentials=lambda: KEYS,
+            row_of=(rows or {}).get,
+            failover_s=lambda: 4.0,
+            has_others_in_sight=lambda: True,
+        ),
         import_paths=("/app",),
-        start_at_of=lambda asked: 77.0 if asked == stream else None,
         log_as_json=True,
-        credentials=lambda: KEYS,
-        row_of=(rows or {}).get,
-        failover_s=lambda: 4.0,
-        others_in_sight=lambda: True,
     )
 
 

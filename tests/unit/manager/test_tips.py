@@ -144,10 +144,10 @@ def test_a_bug_of_ours_is_not_an_answer():
 
 class Core:
     def __init__(self, *rows, blockers=()):
-        self.rows, self.blockers = rows, blockers
+        self.rows, self.reasons = rows, blockers
 
-    def caught_up_blockers(self, now):
-        return self.blockers
+    def blockers(self, now):
+        return self.reasons
 
     def read_elsewhere(self):
         return self.rows

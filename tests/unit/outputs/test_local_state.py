@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from kclrun.errors import HostFailed, SettingsError, SinkError
-from kclrun.manager.children import reap_adopted
+from kclrun.manager.orphans import reap_adopted
 from kclrun.manager.service_calls import _is_copied
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, StoredCursors

@@ -1,6 +1,7 @@
 """DynamoDB Streams refuses a place with each of two operations: both are handled alike."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +14,10 @@ from kclrun.model.shard import ALL_HASH_KEYS
 from kclrun.ports import next_page
 from kclrun.protocol.trimming import ExpiryWatch
 from kclrun.worker.delivery_queue import DeliveryQueue, Exhausted, QueueLimits
-from kclrun.worker.fetching import FetchPlan, FetchThread
+from kclrun.worker.fetching import FetchPlan, FetchThread, ShardSource
+from kclrun.worker.sharing import daemon_thread
 from tests.support.change_streams import ModelChanges
+from tests.unit.worker.one_shard import fetch_host
 
 OLDEST = StartPoint(IteratorType.TRIM_HORIZON)
 OPERATIONS = ("GetShardIterator", "GetRecords")
@@ -112,14 +115,18 @@ def test_a_closed_shard_that_is_listed_and_not_found_ends_and_its_child_is_read(
     queue.pause = pause
     expiry = ExpiryWatch(shard, ALL_HASH_KEYS, (), apart_s=FAILOVER_S, may_be_listed=True)
     thread = FetchThread(
-        FetchPlan(shard_id=shard, start=OLDEST, checkpoint=TRIM_HORIZON, expiry=expiry),
-        *(changes.reader, changes.admin, queue, Pacing(1.0)),
+        FetchPlan(
+            shard_id=shard,
+            start=OLDEST,
+            checkpoint=TRIM_HORIZON,
+            expiry=expiry,
+            pacing=Pacing(1.0),
+        ),
+        ShardSource(changes.reader, changes.admin),
+        queue,
+        fetch_host(broke=lambda error: pytest.fail(str(error))),
+        threads=SimpleNamespace(make_thread=daemon_thread, rest_s=lambda _, pause_s: pause_s),
         now=lambda: changes.now,
-        warn=lambda _: None,
-        lost=lambda *_: None,
-        broke=lambda error: pytest.fail(str(error)),
-        reached_tip=lambda: None,
-        rest_s=lambda _, pause_s: pause_s,
     )
     began = changes.now
 

@@ -18,6 +18,7 @@ from kclrun.simulation.clocks import Scheduler
 from kclrun.simulation.delivery_queue import SimulatedDeliveryQueue
 from kclrun.simulation.fetching import QueueTimes, SimulatedFetching
 from kclrun.simulation.user_code import BatchUserCode, UserCode
+from kclrun.simulation.world import FleetSettings
 from kclrun.testing import run_processor
 from tests.unit.simulation.watched_world import Watched
 
@@ -90,12 +91,10 @@ class AtQueue:
                 self.world.stream,
                 self.world.observer,
                 times,
-                poll_s=1.0,
+                FleetSettings(fan_out=fan_out),
                 chance=lambda: 0.5,
                 fetch_fault=fetch_fault,
                 list_shards=lambda reply: reply(None),
-                failover_s=10.0,
-                fan_out=fan_out,
             ),
             post=self.said.append,
             user_code=drawn(seed, **kind),

@@ -6,7 +6,7 @@ from kclrun import RecordProcessor
 from kclrun.cli.dead_letters import user_process
 from kclrun.cli.dead_letters.user_process import LetterRows, RedriveJob, redriven
 from kclrun.errors import SettingsError
-from kclrun.model.letter import Letter
+from kclrun.model.letter import Letter, LetterSource
 from kclrun.testing import assert_idempotent, make_record, replay, run_processor
 
 
@@ -70,10 +70,7 @@ def test_a_redrive_to_a_file_that_grows_keeps_the_letter_whose_row_has_no_output
     record = make_record("lat")
     letter = Letter.of(
         record,
-        application="a",
-        processor="p:P",
-        stream="s",
-        shard_id="shardId-0",
+        LetterSource("a", "p:P", "s", "shardId-0"),
         error="",
         raised_at="",
         traceback="",

@@ -9,6 +9,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Page, QueueLimits
 from tests.patience import HUNG_S
+from tests.support.delivery_host import delivery_host
 
 ROW = Lease(key="s0", checkpoint=ExtendedSequenceNumber("10"), counter=7)
 
@@ -23,9 +24,10 @@ def page(*numbers, last=None, key=lambda _: "k", data=lambda _: b"x"):
 
 
 class Stage:
-    """`events` were posted to the lease thread, `told` are reports. A subclass has `prepare`."""
+    """`events` were posted to the lease thread, `reported` are reports. A subclass has `prepare`.
+    `host` are other methods of the `DeliveryHost`."""
 
-    def __init__(self, policy, clock, *, store=lambda _: None, keep_letter=None):
+    def __init__(self, policy, clock, *, store=lambda _: None, **host):
         self.events, self.reported = [], []
         self.posted = threading.Condition()
         self.over = False
@@ -33,13 +35,11 @@ class Stage:
         self.checkpoints = CheckpointCalls(self.post, store, lambda: self.over)
         self.deliverer = Deliverer(
             self.queue,
-            self.post,
+            delivery_host(
+                post=self.post, report=self.report, prepare=self.prepare, broke=self.post, **host
+            ),
             policy,
-            prepare=self.prepare,
-            checkpoints=self.checkpoints,
-            report=self.report,
-            broke=self.post,
-            keep_letter=keep_letter,
+            self.checkpoints,
         )
         self.thread = threading.Thread(target=self.deliverer.serve, daemon=True)
         self.thread.start()

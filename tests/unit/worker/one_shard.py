@@ -3,6 +3,7 @@
 import functools
 import time
 from collections import deque
+from types import SimpleNamespace
 
 from kclrun.lease.commands import AllowDelivery
 from kclrun.lease.policy import Pacing
@@ -16,8 +17,8 @@ from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import WallTime
 from kclrun.protocol.trimming import ExpiryWatch
 from kclrun.worker.delivery_queue import DeliveryQueue, QueueClosed, QueueLimits
-from kclrun.worker.fetching import FetchPlan, FetchThread
-from kclrun.worker.sharing import rest_together_s
+from kclrun.worker.fetching import FetchPlan, FetchThread, ShardSource
+from kclrun.worker.sharing import daemon_thread, rest_together_s
 from tests.patience import HUNG_S
 
 FIRST = "shardId-000000000000"
@@ -97,6 +98,16 @@ class Shard:
         return tuple(shard.describe() for shard in listed.shards)
 
 
+def fetch_host(**methods):
+    """A `FetchHost` whose methods are these; the others do nothing."""
+
+    def ignored(*_):
+        return None
+
+    names = ("warn", "records_lost", "broke", "reached_tip", "report")
+    return SimpleNamespace(**dict.fromkeys(names, ignored) | methods)
+
+
 class Quick(Pacing):
     """Pauses after failures are the pacing's own tests; here they only cost time."""
 
@@ -136,21 +147,23 @@ class Fetching:
                 start=start,
                 checkpoint=checkpoint,
                 expiry=ExpiryWatch(FIRST, WHOLE, (), apart_s=expiry_apart_s),
+                pacing=pacing or Quick(),
                 **plan,
             ),
-            shard,
-            shard,
+            ShardSource(shard, shard, subscriber),
             self.queue,
-            pacing or Quick(),
+            fetch_host(
+                warn=self.warnings.append,
+                records_lost=lambda position, text: self.lost.append((position, text)),
+                broke=self._break,
+                reached_tip=lambda: self.tips.append(self.thread.view.fetched),
+                report=self.heats.append,
+            ),
+            threads=SimpleNamespace(
+                make_thread=daemon_thread, rest_s=functools.partial(rest_together_s, 0.0)
+            ),
             now=now,
-            warn=self.warnings.append,
-            lost=lambda position, text: self.lost.append((position, text)),
-            broke=self._break,
-            reached_tip=lambda: self.tips.append(self.thread.view.fetched),
-            rest_s=functools.partial(rest_together_s, 0.0),
-            subscriber=subscriber,
             meter=meter,
-            heat=self.heats.append,
         )
 
     def __enter__(self):

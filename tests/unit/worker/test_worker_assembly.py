@@ -8,7 +8,7 @@ from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.wire import WireEndpoint
 from kclrun.worker import main
-from kclrun.worker.main import (
+from kclrun.worker.assembly import (
     expiry_watch,
     hash_range,
     pacing,

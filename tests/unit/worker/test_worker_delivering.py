@@ -106,7 +106,7 @@ class Main(Stage):
     def post(self, event):
         super().post(event)
         if isinstance(event, events.CheckpointRequested) and not self.over:
-            position = event.position or self.deliverer.delivered
+            position = event.position or self.deliverer.progress.delivered
             self.checkpoints.note_durable(position)
             answer = commands.AnswerCheckpoint(event.request, commands.CheckpointAnswer.DURABLE)
             threading.Thread(target=self.checkpoints.answer, args=(answer,)).start()

@@ -36,8 +36,12 @@ from kclrun.protocol.status import WorkerState
 from kclrun.protocol.writes import Applied, Throttled
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
 from kclrun.worker.fetching import LOOK_S_MAX, FetchView, FetchWatch
-from kclrun.worker.lease_thread import LeaseThread, ManagerChannel, Reporter
-from kclrun.worker.sharing import rest_together_s
+from kclrun.worker.lease_driver import LeaseDriver
+from kclrun.worker.lease_thread import LeaseThread
+from kclrun.worker.look_ups import LookUps
+from kclrun.worker.manager_line import ManagerChannel, Reporter
+from kclrun.worker.own_row import OwnRow
+from kclrun.worker.sharing import daemon_thread, rest_together_s
 from tests.patience import HUNG_S, until
 
 ME = "kclrun::host:a"
@@ -146,25 +150,51 @@ class Stage:
         reporter = Reporter(self.segment.slot(0), self.segment.ring(0), self.doorbell, 1, FetchView)
         self.over = threading.Event()
         self.fetch_view = FetchView()
-        self.thread = LeaseThread(
+        fetch_watch = FetchWatch(lambda: self.fetch_view, silence_max_s)
+        self.own_row = OwnRow(
+            self.table,
+            self.life.own,
+            make_durable=self.rows.make_durable,
+            note_send=reporter.note_send,
+            now=boottime,
+        )
+        self.look_ups = LookUps(
+            *(self.table, self.admin, "s0"),
+            post=self.inbox.post,
+            broke=self.broke,
+            fetch_watch=fetch_watch,
+            now=boottime,
+            make_thread=daemon_thread,
+        )
+        self.driver = LeaseDriver(
             self.life,
-            self.inbox,
-            self.queue,
-            table=self.table,
-            admin=self.admin,
-            checkpoints=self.checkpoints,
+            own_row=self.own_row,
+            look_ups=self.look_ups,
+            queue=self.queue,
             rows=self.rows,
-            line=ManagerChannel(self.channel, lambda credentials: None),
+            checkpoints=self.checkpoints,
             reporter=reporter,
-            fetch_watch=FetchWatch(lambda: self.fetch_view, silence_max_s),
+            now=boottime,
+        )
+        self.thread = LeaseThread(
+            self.driver,
+            self.inbox,
+            ManagerChannel(self.channel, lambda credentials: None),
+            self.queue,
+            fetch_watch=fetch_watch,
+            threads=SimpleNamespace(
+                make_thread=daemon_thread, rest_s=functools.partial(rest_together_s, 0.0)
+            ),
             now=boottime,
             on_over=self.over.set,
-            rest_s=functools.partial(rest_together_s, 0.0),
         )
         self.transitions = []
         self.thread.start()
         assert isinstance(self.queue.next_task(), commands.CallInitialize)
         self.inbox.post(events.CallReturned())
+
+    def broke(self, error):
+        self.thread.break_off(error)
 
     def batch(self, last):
         self.inbox.post(events.BatchDelivered(p(last), 1, 1))
@@ -179,7 +209,7 @@ class Stage:
         self.thread.join(HUNG_S)
         assert not self.thread.is_alive()
         # A look-up under way posts its answer to the inbox; in a process that outlives all threads.
-        if (look_up := self.thread._look_ups._thread) is not None:
+        if (look_up := self.look_ups._thread) is not None:
             look_up.join(HUNG_S)
         self.manager.close()
         self.channel.close()
@@ -232,13 +262,13 @@ def test_each_send_of_the_owner_stands_in_the_slot_before_it_leaves(stage):
 @pytest.mark.seconds
 def test_a_throttled_write_waits_for_its_time_before_it_is_sent_again(stage):
     waits = []
-    perform = stage.thread._perform_in_time
+    perform = stage.own_row.perform
 
     def seen(command):
         waits.append((command.not_before, boottime()))
-        perform(command)
+        return perform(command)
 
-    stage.thread._perform_in_time = seen
+    stage.own_row.perform = seen
     sent_before = len(stage.table.written)
     stage.table.throttled = 1
     until(lambda: any(not_before is not None for not_before, _ in waits))
@@ -308,14 +338,14 @@ def test_other_threads_make_all_requests_but_those_for_the_own_row(stage):
 
 @pytest.mark.seconds
 def test_where_the_host_has_no_thread_left_a_look_up_is_tried_again(stage):
-    made = stage.thread._look_ups._make_thread
+    made = stage.look_ups._make_thread
 
     class NoThread(threading.Thread):
         def start(self):
-            stage.thread._look_ups._make_thread = made
+            stage.look_ups._make_thread = made
             raise RuntimeError("can't start new thread")
 
-    stage.thread._look_ups._make_thread = lambda target, name: NoThread(target=target, name=name)
+    stage.look_ups._make_thread = lambda target, name: NoThread(target=target, name=name)
     stage.inbox.post(events.ShardExhausted(()))
 
     until(lambda: stage.table.raw("s2"))
@@ -428,15 +458,19 @@ class Stalls:
     def __init__(self):
         self.now = 100.0
         self.queue = DeliveryQueue(QueueLimits(1000, 10), self)
-        nothing = dict.fromkeys(
-            ["table", "admin", "checkpoints", "rows", "line", "reporter", "fetch_watch", "on_over"]
+        self.posted = []
+        self.driver = SimpleNamespace(
+            post=self.posted.append,
+            own_row=SimpleNamespace(asking_s=0.0),
+            next_deadline=lambda now: now + HUNG_S,
         )
         self.thread = LeaseThread(
-            None, None, self.queue, now=self, rest_s=lambda _, pause_s: pause_s, **nothing
+            *(self.driver, None, None, self.queue),
+            fetch_watch=None,
+            threads=SimpleNamespace(make_thread=daemon_thread, rest_s=lambda _, pause_s: pause_s),
+            now=self,
+            on_over=None,
         )
-        self.posted, self.answered = [], []
-        self.thread._pump.post = self.posted.append
-        self.thread._pump.answer = self.answered.append
         self.thread._report_stall(0.0)
 
     def __call__(self):
@@ -455,7 +489,7 @@ class Waits(Stalls):
     def __init__(self, monkeypatch, deadline):
         super().__init__()
         self.asked_s, self.late_s = [], 0.0
-        self.thread._machine = SimpleNamespace(next_deadline=lambda _: deadline)
+        self.driver.next_deadline = lambda _: deadline
         self.thread._inbox = Inbox()
         self.thread._line = SimpleNamespace(filenos=lambda: (), receive=list)
         monkeypatch.setattr("kclrun.worker.lease_thread.select.poll", lambda: self)
@@ -472,22 +506,11 @@ class Waits(Stalls):
         return [each for each in self.posted if isinstance(each, events.ThreadStalled)]
 
 
-@pytest.mark.parametrize(
-    ("deadline", "later", "wait_s"),
-    [
-        (1e9, None, 2.0),
-        (100.25, None, 0.25),
-        (1e9, 100.5, 0.5),
-        (1e9, 109.0, 2.0),
-        (99.0, None, 0.0),
-    ],
-)
+@pytest.mark.parametrize(("deadline", "wait_s"), [(1e9, 2.0), (100.25, 0.25), (99.0, 0.0)])
 def test_a_wait_ends_at_the_next_deadline_and_after_two_seconds_at_the_latest(
-    monkeypatch, deadline, later, wait_s
+    monkeypatch, deadline, wait_s
 ):
     waits = Waits(monkeypatch, deadline)
-    if later is not None:
-        waits.thread._later.append((later, 0, None))
 
     waits.wait()
     waits.thread._inbox.close()
@@ -498,13 +521,11 @@ def test_a_wait_ends_at_the_next_deadline_and_after_two_seconds_at_the_latest(
 def test_a_lease_thread_waits_for_descriptors_that_select_cannot_take():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
-    inbox, thread = Inbox(), Stalls().thread
+    inbox, stalls = Inbox(), Stalls()
+    thread = stalls.thread
     descriptor = fcntl.fcntl(inbox.fileno(), fcntl.F_DUPFD_CLOEXEC, 2000)
-    thread._machine = SimpleNamespace(next_deadline=lambda now: now + HUNG_S)
     thread._line = SimpleNamespace(filenos=lambda: (), receive=list)
     thread._inbox = SimpleNamespace(fileno=lambda: descriptor, take=inbox.take)
-    posted = []
-    thread._pump.post = posted.append
     inbox.post(events.CallReturned())
     try:
         thread._wait()
@@ -513,7 +534,7 @@ def test_a_lease_thread_waits_for_descriptors_that_select_cannot_take():
         inbox.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-    assert posted == [events.CallReturned()]
+    assert stalls.posted == [events.CallReturned()]
 
 
 @pytest.mark.parametrize(
@@ -533,37 +554,14 @@ def test_work_that_is_not_a_request_and_a_late_wake_up_are_stalls(
     waits = Waits(monkeypatch, 1e9)
     waits.wait()
     waits.now += worked_s
-    waits.thread._asking_s = asking_s
+    waits.driver.own_row.asking_s = asking_s
     waits.late_s = late_s
 
     told_of = waits.wait()
     waits.thread._inbox.close()
 
     assert [each.stalled_s for each in told_of] == stalled
-    assert waits.thread._asking_s == 0.0
-
-
-def test_a_write_and_a_read_of_the_own_row_count_as_asking_and_work_does_not():
-    stalls = Stalls()
-    thread = stalls.thread
-
-    def write(_change):
-        stalls.now += 2.0
-        return Applied(None)
-
-    thread._rows = lambda: None
-    thread._reporter = SimpleNamespace(note_send=lambda _: None)
-    thread._table = SimpleNamespace(write=write)
-    thread._send(changes.Renew("s0", ME, 5))
-    assert thread._asking_s == 2.0
-
-    def fails():
-        stalls.now += 3.0
-        raise Unavailable("503")
-
-    thread._ask(fails, events.ReadFailed)
-    assert thread._asking_s == 5.0
-    assert stalls.answered[-1] == events.ReadFailed("503")
+    assert waits.driver.own_row.asking_s == 0.0
 
 
 def test_a_thread_that_broke_wakes_the_lease_thread():
@@ -576,36 +574,90 @@ def test_a_thread_that_broke_wakes_the_lease_thread():
     thread._inbox.close()
 
 
+# The requests for the own row
+
+
+class Requests:
+    """An `OwnRow` in virtual time. `sent` are its writes; each request takes `takes_s`."""
+
+    def __init__(self, takes_s=0.0):
+        self.now, self.takes_s, self.sent = 100.0, takes_s, []
+        self.own = LeaseWriter("s0", ME, 5, 1.5, lambda: 0.5)
+        self.row = OwnRow(
+            self,
+            self.own,
+            make_durable=lambda _: None,
+            note_send=lambda _: None,
+            now=lambda: self.now,
+        )
+
+    def write(self, change):
+        self.now += self.takes_s
+        self.sent.append(change)
+        return Applied(None)
+
+    def read(self, _key):
+        self.now += self.takes_s
+        raise Unavailable("503")
+
+
+def test_a_write_and_a_read_of_the_own_row_count_as_asking():
+    requests = Requests(takes_s=2.0)
+    renew = changes.Renew("s0", ME, 5)
+    requests.own.in_flight.change = renew
+
+    written = requests.row.perform(commands.SendWrite(renew))
+    read = requests.row.perform(commands.ReadOwnRow())
+
+    assert written == events.WriteResolved(renew, Applied(None), 100.0)
+    assert read == events.ReadFailed("503")
+    assert requests.row.asking_s == 4.0
+
+
 def test_a_write_that_the_core_no_longer_wants_is_not_sent_and_a_late_checkpoint_always():
-    thread, sent = Stalls().thread, []
+    requests = Requests()
     renew, late = changes.Renew("s0", ME, 5), changes.LateCheckpoint("s0", ME, p(10), p(20))
-    own = LeaseWriter("s0", ME, 5, 1.5, lambda: 0.5)
-    thread._machine = SimpleNamespace(own=own)
-    thread._send = sent.append
 
-    thread._perform(commands.SendWrite(renew))
-    thread._perform(commands.SendLateCheckpoint(late))
-    own.in_flight.change = renew
-    thread._perform(commands.SendWrite(renew))
+    assert requests.row.perform(commands.SendWrite(renew)) is None
+    requests.row.perform(commands.SendLateCheckpoint(late))
+    requests.own.in_flight.change = renew
+    requests.row.perform(commands.SendWrite(renew))
 
-    assert sent == [late, renew]
+    assert requests.sent == [late, renew]
 
 
 def test_writes_are_sent_in_the_order_of_their_times_and_none_before():
-    stalls = Stalls()
-    thread, sent = stalls.thread, []
-    thread._perform_now = sent.append
-    writes = [commands.SendWrite(None, not_before) for not_before in (102.0, 101.0, 100.0, None)]
-    for command in writes:
-        thread._perform(command)
-    assert sent == writes[2:]
+    requests = Requests()
+    lates = [changes.LateCheckpoint("s0", ME, p(10), p(20 + number)) for number in range(4)]
+    for late, not_before in zip(lates, (102.0, 101.0, 100.0, None), strict=True):
+        requests.row.perform(commands.SendLateCheckpoint(late, not_before))
+    assert requests.sent == lates[2:]
+    assert requests.row.next_instant == 101.0
 
     for now in (100.9, 101.0, 102.0):
-        stalls.now = now
-        thread._perform_later()
+        requests.now = now
+        list(requests.row.perform_due())
 
-    assert sent == [*writes[2:], writes[1], writes[0]]
-    assert thread._later == []
+    assert requests.sent == [*lates[2:], lates[1], lates[0]]
+    assert requests.row.next_instant is None
+
+
+@pytest.mark.parametrize(
+    ("deadline", "later", "due"),
+    [(105.0, None, 105.0), (105.0, 101.0, 101.0), (105.0, 109.0, 105.0)],
+)
+def test_the_core_and_a_request_that_waits_are_due_at_the_earlier_instant(deadline, later, due):
+    machine = SimpleNamespace(next_deadline=lambda _: deadline)
+    driver = LeaseDriver(
+        machine,
+        own_row=SimpleNamespace(next_instant=later),
+        **dict.fromkeys(["look_ups", "queue", "rows", "checkpoints", "reporter", "now"]),
+    )
+
+    assert driver.next_deadline(100.0) == due
+
+
+# Lateness
 
 
 def test_a_second_late_is_reported_and_less_is_not():

@@ -23,8 +23,7 @@ from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.outputs.emitted_rows import EmittedRows
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
-from kclrun.worker import lease_thread, main
-from kclrun.worker import main as assembly
+from kclrun.worker import assembly, lease_thread, main
 from tests.patience import HUNG_S, until
 from tests.support.dated import LATE_WORDS, ROWS, TIMES
 from tests.unit.worker.one_shard import FIRST, Shard

@@ -16,8 +16,8 @@ from kclrun.ipc.messages import (
 )
 from kclrun.lease import events
 from kclrun.model.wire import WireCredentials
-from kclrun.worker import lease_thread
-from kclrun.worker.lease_thread import ManagerChannel
+from kclrun.worker import manager_line
+from kclrun.worker.manager_line import ManagerChannel
 
 
 class Line:
@@ -80,7 +80,7 @@ def test_stacks_are_written_to_standard_error_at_once(line, capfd):
 
 def test_a_full_disk_below_standard_error_does_not_keep_the_drain_from_the_lease(line, monkeypatch):
     with Path("/dev/full").open("w") as full:
-        monkeypatch.setattr(lease_thread, "STDERR_FD", full.fileno())
+        monkeypatch.setattr(manager_line, "STDERR_FD", full.fileno())
         line.line._write_coroutines = lambda file: file.write("Coroutine of process_record\n")
         line.manager.send(DumpStacks())
         line.manager.send(Drain("a stall", 3.0))

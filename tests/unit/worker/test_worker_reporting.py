@@ -15,7 +15,7 @@ from kclrun.protocol import reports
 from kclrun.protocol.status import WorkerState
 from kclrun.worker.delivery_queue import DeliveryQueue, QueueLimits
 from kclrun.worker.fetching import FetchView
-from kclrun.worker.lease_thread import Reporter
+from kclrun.worker.manager_line import Reporter
 from tests.unit.lease.lease_driver import START, Driver, p
 
 AT_TIP = FetchView(fetched=p(10), at_tip=True, millis_behind_latest=0)

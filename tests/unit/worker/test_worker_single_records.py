@@ -25,7 +25,6 @@ from kclrun.protocol.reports import (
     RecordGivenUp,
 )
 from kclrun.state.keyed import LiveEntries, State
-from kclrun.worker.sharing import daemon_thread
 from tests.patience import HUNG_S
 from tests.support.contexts import TakenRows, made_context
 from tests.unit.worker import main_stage as stage
@@ -152,6 +151,7 @@ class Main(Stage):
             keep_letter=lambda record, failure, calls: self.letters.append(
                 (int(record.data), calls)
             ),
+            fence=lambda: self.fence,
         )
 
     def prepare(self, row):
@@ -164,8 +164,6 @@ class Main(Stage):
         self.deliverer.take_records(
             CallTerms(self.processor, context, self.concurrency, self.policy, self.decoding),
             self.rows,
-            fence=lambda: self.fence,
-            make_thread=daemon_thread,
         )
         return self.processor, None, None
 
