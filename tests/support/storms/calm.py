@@ -15,7 +15,7 @@ from kclrun.leases.assignment import group_of
 from kclrun.leases.capacity import RECOVERY_MAX_S
 from kclrun.leases.load import GAIN_MIN, HEAVY_ABOVE, WATCHED_S
 from kclrun.leases.table_view import STEADY_AFTER_S
-from kclrun.local.stream import ShardLog
+from kclrun.local.shard_log import ShardLog
 from kclrun.model.lease import ASK_STALE_AFTER_S, LOAD_MEAN_S, Lease, LeaseKey
 from kclrun.protocol.writes import ResumeLease
 from kclrun.simulation.fleet import Fleet
