@@ -22,7 +22,7 @@ from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import ShardGraph
 from kclrun.model.time import backoff_s
-from kclrun.spark.offset_planner import OffsetPlanner
+from kclrun.spark.offset_planner import DriverClock, OffsetPlanner
 from kclrun.spark.offsets import decode_offset, encode_offset, ranges_between
 from kclrun.spark.options import SourceSettings, Start, StartKind, StreamAddress
 from kclrun.spark.planning import batch_planner as planner_module
@@ -139,9 +139,7 @@ class World:
             self,
             self,
             SourceSettings(address=StreamAddress(stream="s"), start=start, **settings),
-            clock=lambda: self.elapsed,
-            wall=lambda: self.at + self.host_ahead_s,
-            wait=self.wait,
+            clock=DriverClock(lambda: self.elapsed, lambda: self.at + self.host_ahead_s, self.wait),
             chance=lambda: 0.5,
             calls_at_once=0,
         )
