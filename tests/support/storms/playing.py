@@ -145,7 +145,7 @@ def play(
         Pausing(fleet, profile.pause_every_s, profile.storm_s)
     fleet.table.faults = profile.table_faults
     fleet.stream.faults = profile.stream_faults
-    fleet.table.kinesis_failing = (
+    fleet.table.network.kinesis_failing = (
         profile.stream_faults.throttled + profile.stream_faults.unreachable
     )
     fleet.run_for(profile.storm_s)
