@@ -77,7 +77,7 @@ def local(
     kclrun put FILE --config app.yaml --set aws.endpoint=http://127.0.0.1:4567
     aws --endpoint-url http://127.0.0.1:4567 kinesis list-streams
     """
-    from kclrun.local.server import run_local
+    from kclrun.local.server import NewStreams, run_local
 
     run = partial(
         run_local,
@@ -92,16 +92,16 @@ def local(
 
     if config.named is None:
         own = local_region(AwsSettings(region=_region(region))) if named else LOOPBACK_REGION
-        return run(credentials=_pair(credentials), streams=named, region=own)
+        return run(credentials=_pair(credentials), streams=NewStreams(named, own))
     if region is not None:
         raise click.UsageError("--region and --config exclude each other: --set aws.region=NAME")
     if credentials is not None:
         raise click.UsageError("--credentials and --config exclude each other.")
     configuration = config.load_for("embedded", "output", "outputs", "state", "path")
+    settings = configuration.settings
     return run(
         credentials=None,
-        streams=embedded_streams(configuration.settings) | named,
-        region=local_region(configuration.settings.aws),
+        streams=NewStreams(embedded_streams(settings) | named, local_region(settings.aws)),
         furnished=partial(furnished, configuration),
     )
 

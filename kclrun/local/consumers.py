@@ -21,12 +21,8 @@ from kclrun.local.refusals import (
     resource_in_use,
     resource_not_found,
 )
-from kclrun.local.stream import (
-    ShardLog,
-    StoredRecord,
-    Stream,
-    add_tags,
-)
+from kclrun.local.shard_log import ShardLog, StoredRecord
+from kclrun.local.stream import Stream, add_tags
 from kclrun.model.quotas import (
     CONSUMERS_CREATING_MAX,
     CONSUMERS_DEFAULT,

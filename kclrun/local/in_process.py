@@ -26,7 +26,8 @@ from kclrun.local.guard import Guard
 from kclrun.local.http2 import Http1Or2Protocol
 from kclrun.local.http_server import HttpServer
 from kclrun.local.server import MOTO, START_MAX_S, ProcessSettings, ServiceProcess, listen
-from kclrun.local.service import Kinesis, KinesisSettings
+from kclrun.local.service import Kinesis
+from kclrun.local.settings import KinesisSettings
 from kclrun.model.time import WallTime
 
 Returned = TypeVar("Returned")

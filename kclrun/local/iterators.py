@@ -18,9 +18,7 @@ from kclrun.local.refusals import (
     invalid_argument,
 )
 from kclrun.local.sequence_numbers import parse
-from kclrun.local.stream import (
-    ShardLog,
-)
+from kclrun.local.shard_log import ShardLog
 from kclrun.model.quotas import ITERATOR_LIVES_S
 from kclrun.model.record import IteratorType
 from kclrun.model.time import WallTime
@@ -142,28 +140,6 @@ class IteratorPosition(msgspec.Struct, frozen=True):
     position: int
 
 
-def seal_iterator(secret: bytes, at: IteratorPosition, now: WallTime) -> str:
-    issued = round(now * _MICROSECONDS)
-    payload = _LAYOUT.pack(at.stream_id, at.shard, at.position, issued)
-    return seal(secret, _PURPOSE, payload)
-
-
-def open_iterator(secret: bytes, token: str, now: WallTime) -> IteratorPosition:
-    """The position in a token. Raises: InvalidRequest (not ours), ExpiredIterator (too old)."""
-    payload = unseal(secret, _PURPOSE, token)
-    if payload is None:
-        raise invalid_argument("Invalid ShardIterator.")
-    stream_id, shard, position, issued = _LAYOUT.unpack(payload)
-    issued_at = issued / _MICROSECONDS
-    if now - issued_at > ITERATOR_LIVES_S:
-        raise expired_iterator(
-            f"Iterator expired. The iterator was created at time {_stamp(issued_at)} while right"
-            f" now it is {_stamp(now)} which is further in the future than the tolerated delay of"
-            f" {ITERATOR_LIVES_S * 1000:.0f} milliseconds."
-        )
-    return IteratorPosition(stream_id, shard, position)
-
-
 def _stamp(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%a %b %d %H:%M:%S UTC %Y")
 
@@ -242,21 +218,6 @@ def _timestamp(query: ShardQuery, horizon: WallTime) -> WallTime:
     return max(query.timestamp or horizon, horizon)
 
 
-def seal_page_token(secret: bytes, token: PageToken) -> str:
-    return seal(secret, _LISTING_PURPOSE, msgspec.json.encode(token))
-
-
-def open_page_token(secret: bytes, text: str, now: WallTime) -> PageToken:
-    """Raises: InvalidRequest for a token that is not ours or is older than five minutes."""
-    payload = unseal(secret, _LISTING_PURPOSE, text)
-    if payload is None:
-        raise invalid_argument("Invalid NextToken.")
-    token = msgspec.json.decode(payload, type=PageToken)
-    if now - token.issued_at > _TOKEN_AGE_MAX_S:
-        raise expired_token(f"NextToken is older than {_TOKEN_AGE_MAX_S:.0f} seconds.")
-    return token
-
-
 class NamePage(msgspec.Struct, frozen=True):
     """The position at which a listing of names continues. `of`: whose names they are."""
 
@@ -268,16 +229,57 @@ class NamePage(msgspec.Struct, frozen=True):
 _NAMES_PURPOSE: Final = b"names"
 
 
-def seal_name_page(secret: bytes, page: NamePage) -> str:
-    return seal(secret, _NAMES_PURPOSE, msgspec.json.encode(page))
+class Tokens:
+    """The tokens of one region, sealed with its secret: iterators, and the pages of listings."""
 
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
 
-def open_name_page(secret: bytes, text: str, of: str, now: WallTime) -> NamePage:
-    """Raises: as `open_page_token`, also for a token of another listing."""
-    payload = unseal(secret, _NAMES_PURPOSE, text)
-    page = None if payload is None else msgspec.json.decode(payload, type=NamePage)
-    if page is None or page.of != of:
-        raise invalid_argument("Invalid NextToken.")
-    if now - page.issued_at > _TOKEN_AGE_MAX_S:
-        raise expired_token(f"NextToken is older than {_TOKEN_AGE_MAX_S:.0f} seconds.")
-    return page
+    def seal_iterator(self, at: IteratorPosition, now: WallTime) -> str:
+        issued = round(now * _MICROSECONDS)
+        payload = _LAYOUT.pack(at.stream_id, at.shard, at.position, issued)
+        return seal(self._secret, _PURPOSE, payload)
+
+    def open_iterator(self, token: str, now: WallTime) -> IteratorPosition:
+        """The position in a token. Raises: InvalidRequest (not ours), ExpiredIterator (too old)."""
+        payload = unseal(self._secret, _PURPOSE, token)
+        if payload is None:
+            raise invalid_argument("Invalid ShardIterator.")
+        stream_id, shard, position, issued = _LAYOUT.unpack(payload)
+        issued_at = issued / _MICROSECONDS
+        if now - issued_at > ITERATOR_LIVES_S:
+            raise expired_iterator(
+                f"Iterator expired. The iterator was created at time {_stamp(issued_at)} while"
+                f" right now it is {_stamp(now)} which is further in the future than the tolerated"
+                f" delay of {ITERATOR_LIVES_S * 1000:.0f} milliseconds."
+            )
+        return IteratorPosition(stream_id, shard, position)
+
+    def seal_page(self, token: PageToken) -> str:
+        """The token of the next page of a ListShards."""
+        return seal(self._secret, _LISTING_PURPOSE, msgspec.json.encode(token))
+
+    def open_page(self, text: str, now: WallTime) -> PageToken:
+        """Raises: InvalidRequest for a token that is not ours or is older than five minutes."""
+        payload = unseal(self._secret, _LISTING_PURPOSE, text)
+        if payload is None:
+            raise invalid_argument("Invalid NextToken.")
+        token = msgspec.json.decode(payload, type=PageToken)
+        if now - token.issued_at > _TOKEN_AGE_MAX_S:
+            raise expired_token(f"NextToken is older than {_TOKEN_AGE_MAX_S:.0f} seconds.")
+        return token
+
+    def seal_names(self, after: str, of: str, now: WallTime) -> str:
+        """The token of the page of names after this one; `of` says whose names they are."""
+        return seal(self._secret, _NAMES_PURPOSE, msgspec.json.encode(NamePage(of, after, now)))
+
+    def open_names(self, text: str, of: str, now: WallTime) -> str:
+        """The name after which the page of a token begins. Raises: as `open_page`, also for a token
+        of another listing."""
+        payload = unseal(self._secret, _NAMES_PURPOSE, text)
+        page = None if payload is None else msgspec.json.decode(payload, type=NamePage)
+        if page is None or page.of != of:
+            raise invalid_argument("Invalid NextToken.")
+        if now - page.issued_at > _TOKEN_AGE_MAX_S:
+            raise expired_token(f"NextToken is older than {_TOKEN_AGE_MAX_S:.0f} seconds.")
+        return page.after

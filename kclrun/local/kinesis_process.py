@@ -20,8 +20,9 @@ from kclrun.local.guard import Guard
 from kclrun.local.http_server import HttpServer
 from kclrun.local.limits import AWS_LIMITS
 from kclrun.local.server import ProcessSettings
-from kclrun.local.service import Kinesis, KinesisSettings
+from kclrun.local.service import Kinesis
 from kclrun.local.serving import serve_as_child
+from kclrun.local.settings import KinesisSettings
 
 # A change of a stream (a split, a merge, its retention) takes so long, and refuses another one
 # meanwhile. The service needs seconds. A stream is created at once: a waiter of an SDK would look

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from kclrun.local.refusals import throughput_exceeded
 from kclrun.model.quotas import (
     MIB,
     SHARD_READ_BYTES_MAX,
@@ -114,3 +115,12 @@ class Storage:
 
     def has_room(self, size_bytes: int) -> bool:
         return self.used_bytes + size_bytes <= self.bytes_max
+
+    def require_room(self, size_bytes: int) -> None:
+        """Raises: Throttled if a record of this size does not fit."""
+        if not self.has_room(size_bytes):
+            raise throughput_exceeded(
+                f"The embedded Kinesis is full: {self.used_bytes} of at most"
+                f" {self.bytes_max} bytes are held and none is older than its stream's"
+                " retention. Delete a stream, or start it with a larger stored_bytes_max."
+            )

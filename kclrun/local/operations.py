@@ -31,14 +31,8 @@ from kclrun.local.service import (
     Kinesis,
     ReadPage,
 )
-from kclrun.local.stream import (
-    ON_DEMAND,
-    PROVISIONED,
-    PutEntry,
-    ShardLog,
-    Stream,
-    add_tags,
-)
+from kclrun.local.shard_log import ShardLog
+from kclrun.local.stream import ON_DEMAND, PROVISIONED, PutEntry, Stream, add_tags
 from kclrun.model.quotas import KIB, PUT_BYTES_MAX
 from kclrun.model.shard import ChildShard, HashRange
 from kclrun.model.time import WallTime
@@ -247,7 +241,7 @@ def _list_streams(call: _Call, request: requests.ListStreams) -> Json:
     if request.next_token is None:
         after = request.exclusive_start_stream_name or ""
     else:
-        after = call.kinesis.open_names(request.next_token, _STREAMS, call.now)
+        after = call.kinesis.tokens.open_names(request.next_token, _STREAMS, call.now)
     streams = [stream for stream in call.kinesis.streams(call.now) if stream.name > after]
     page = streams[: min(request.limit, _NAMES_MAX)]
     body: Json = {
@@ -256,7 +250,7 @@ def _list_streams(call: _Call, request: requests.ListStreams) -> Json:
         "StreamSummaries": [summary_json(stream, call.now) for stream in page],
     }
     if len(streams) > len(page):
-        body["NextToken"] = call.kinesis.seal_names(page[-1].name, _STREAMS, call.now)
+        body["NextToken"] = call.kinesis.tokens.seal_names(page[-1].name, _STREAMS, call.now)
     return body
 
 
@@ -495,14 +489,14 @@ def _list_consumers(call: _Call, request: requests.ListConsumers) -> Json:
     after = ""
     if request.next_token is not None:
         _require_alone(StreamCreationTimestamp=request.stream_creation_timestamp)
-        after = call.kinesis.open_names(request.next_token, stream.arn, call.now)
+        after = call.kinesis.tokens.open_names(request.next_token, stream.arn, call.now)
     _require_created_at(stream, request.stream_creation_timestamp)
     consumers = call.kinesis.consumers_of(stream).listed()
     rest = [consumer for consumer in consumers if consumer.name > after]
     page = rest[: min(request.max_results, _NAMES_MAX)]
     body: Json = {"Consumers": [_consumer_json(consumer, call.now) for consumer in page]}
     if len(rest) > len(page):
-        body["NextToken"] = call.kinesis.seal_names(page[-1].name, stream.arn, call.now)
+        body["NextToken"] = call.kinesis.tokens.seal_names(page[-1].name, stream.arn, call.now)
     return body
 
 

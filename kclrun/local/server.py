@@ -20,7 +20,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -222,6 +221,17 @@ def signal_event(stop_signals: Iterable[signal.Signals]) -> threading.Event:
     return came
 
 
+class NewStreams(msgspec.Struct, frozen=True):
+    """The streams that `kclrun local` creates: how many shards each has."""
+
+    shards: Mapping[str, int]
+    region: str = LOOPBACK_REGION
+
+    def __str__(self) -> str:
+        named = (f"{name} (shards: {shards})" for name, shards in self.shards.items())
+        return f"Streams in {self.region}: {', '.join(named)}"
+
+
 def run_local(
     port: int,
     *,
@@ -229,14 +239,13 @@ def run_local(
     credentials: tuple[str, str] | None,
     hosts: Sequence[str] = (),
     serves_moto_api: bool = False,
-    streams: Mapping[str, int] = types.MappingProxyType({}),
-    region: str = LOOPBACK_REGION,
+    streams: NewStreams | None = None,
     furnished: Callable[[Embedded, threading.Event], AbstractContextManager[None]] | None = None,
     stop_signals: Iterable[signal.Signals] = STOP_SIGNALS,
 ) -> int:
     """`kclrun local`: serve in the foreground until one of `stop_signals`; the exit code.
 
-    Creates `streams` (name to number of shards) in `region`, then enters `furnished`, which is
+    Creates `streams`, then enters `furnished`, which is
     given an event that is set by the signal. Prints one line when ready, and one that names the
     streams. The exit code is 0 after a signal and 69 if one of the processes ends by itself.
     """
@@ -249,12 +258,12 @@ def run_local(
         serves_moto_api=serves_moto_api,
     )
     with started as embedded:
-        _make_streams(embedded, region, streams, credentials)
+        if streams is not None and streams.shards:
+            _make_streams(embedded, streams, credentials)
         with contextlib.nullcontext() if furnished is None else furnished(embedded, asked):
             sys.stdout.write(f"{SERVICES} at {embedded.endpoint} (Ctrl-C ends them)\n")
-            if streams:
-                named = ", ".join(f"{name} (shards: {shards})" for name, shards in streams.items())
-                sys.stdout.write(f"Streams in {region}: {named}\n")
+            if streams is not None and streams.shards:
+                sys.stdout.write(f"{streams}\n")
             sys.stdout.flush()
             if credentials is None and not embedded.is_on_loopback:
                 sys.stderr.write(_OPEN)
@@ -266,19 +275,14 @@ def run_local(
 
 
 def _make_streams(
-    embedded: Embedded,
-    region: str,
-    streams: Mapping[str, int],
-    credentials: tuple[str, str] | None,
+    embedded: Embedded, streams: NewStreams, credentials: tuple[str, str] | None
 ) -> None:
-    if not streams:
-        return
     # Imported only if streams are created.
     from kclrun.local.filling import LOCAL_CREDENTIALS, make_stream
 
-    endpoint = WireEndpoint(embedded.kinesis_endpoint, region, region)
+    endpoint = WireEndpoint(embedded.kinesis_endpoint, streams.region, streams.region)
     keys = LOCAL_CREDENTIALS if credentials is None else WireCredentials(*credentials)
-    for name, shards in streams.items():
+    for name, shards in streams.shards.items():
         make_stream(endpoint, name, shards, keys)
 
 

@@ -17,21 +17,21 @@ import msgspec
 from kclrun.errors import Throttled
 from kclrun.local import iterators
 from kclrun.local.consumers import StreamConsumers
-from kclrun.local.limits import STORED_BYTES_MAX, ShardLimits, Storage
+from kclrun.local.iterators import Tokens
+from kclrun.local.limits import Storage
 from kclrun.local.refusals import (
     invalid_argument,
     limit_exceeded,
     resource_in_use,
     resource_not_found,
 )
+from kclrun.local.settings import KinesisSettings
+from kclrun.local.shard_log import RECORD_OVERHEAD_BYTES, ShardLog, StoredRecord
 from kclrun.local.stream import (
     ON_DEMAND,
     PROVISIONED,
-    RECORD_OVERHEAD_BYTES,
     PutEntry,
     PutResult,
-    ShardLog,
-    StoredRecord,
     Stream,
     add_tags,
     check_entry,
@@ -46,11 +46,8 @@ from kclrun.model.quotas import (
 )
 from kclrun.model.record import IteratorType
 from kclrun.model.shard import ChildShard
-from kclrun.model.stream import LOOPBACK_REGION
 from kclrun.model.time import WallTime
 
-# moto uses this account too, so that the ARNs of all services agree.
-ACCOUNT_ID: Final = "123456789012"
 # AWS has fewer. The names of regions are not checked: any client chooses its own.
 _REGIONS_MAX: Final = 100
 # A shard costs a few kB here; AWS's default quota in its largest regions is 20,000 an account.
@@ -63,18 +60,6 @@ _CREATING_MAX: Final = 5
 # A character is at most 4 bytes of UTF-8.
 _ENTRY_OVERHEAD_BYTES: Final = RECORD_OVERHEAD_BYTES + 4 * PARTITION_KEY_CHARACTERS_MAX
 _NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}\Z")
-
-
-class KinesisSettings(msgspec.Struct, frozen=True):
-    """The settings of the model. `settle_s` is the duration of CREATING, UPDATING and DELETING;
-    UPDATING takes at least `update_s`. `limits` None means no limits of rates."""
-
-    account_id: str = ACCOUNT_ID
-    region: str = LOOPBACK_REGION
-    limits: ShardLimits | None = None
-    settle_s: float = 0.0
-    update_s: float = 0.0
-    stored_bytes_max: int = STORED_BYTES_MAX
 
 
 class ReadPage(msgspec.Struct, frozen=True):
@@ -97,11 +82,56 @@ class ShardPage(msgspec.Struct, frozen=True):
     next_token: str | None
 
 
+class Account:
+    """What the regions of one account share: the bound on the stored bytes, and the regions in
+    which a stream was created. `note` takes what the service itself does not say, for the
+    emulator's log."""
+
+    def __init__(self, bytes_max: int, note: Callable[[str], None]) -> None:
+        self.storage = Storage(bytes_max)
+        self._regions: dict[str, Kinesis] = {}
+        self._note = note
+        self._noted: set[tuple[str, str]] = set()
+
+    def region(self, name: str) -> Kinesis | None:
+        """The region, if a stream was created there."""
+        return self._regions.get(name)
+
+    def keep(self, kinesis: Kinesis) -> None:
+        """A stream is created in this region. Raises: Throttled for too many regions."""
+        region = kinesis.settings.region
+        if region not in self._regions and len(self._regions) >= _REGIONS_MAX:
+            raise limit_exceeded(f"There are streams in {_REGIONS_MAX} regions already.")
+        self._regions[region] = kinesis
+
+    def note_elsewhere(self, stream: str, region: str) -> None:
+        """Once for a region: where there is a stream of this name. A client with another region is
+        easily taken for one of this."""
+        others = sorted(
+            other for other, kinesis in self._regions.items() if kinesis.has_stream(stream)
+        )
+        is_noted = (region, stream) in self._noted or len(self._noted) >= _NOTES_MAX
+        if is_noted or region in others or not others:
+            return
+        self._noted.add((region, stream))
+        self._note(
+            f"A request for stream {stream} in {region} finds none: it is in"
+            f" {', '.join(others)}. Set the region of that client (AWS_REGION, aws.region)"
+        )
+
+    def make_room(self, entries: Sequence[PutEntry], now: WallTime) -> None:
+        """Before a write is refused, trim the expired records of every stream of every region."""
+        needed = sum(len(entry.data) + _ENTRY_OVERHEAD_BYTES for entry in entries)
+        if not self.storage.has_room(needed):
+            for kinesis in self._regions.values():
+                for stream in kinesis.streams(now):
+                    stream.trim(now)
+
+
 class Kinesis:
     """Every operation of the embedded service in one region, with Python values.
 
-    As in AWS, regions share no stream, no consumer and no token. Here they share the bound on the
-    stored bytes. `note` takes what the service itself does not say, for the emulator's log.
+    As in AWS, regions share no stream, no consumer and no token.
     """
 
     def __init__(
@@ -112,32 +142,28 @@ class Kinesis:
         beside: Kinesis | None = None,
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """`beside` is another region of the same account."""
         self.settings = settings
+        self.tokens = Tokens(secret)
         self._secret = secret
-        self._note = note
-        # Shared by all regions: the bytes, and the regions in which a stream was created.
-        self.storage: Storage
-        self._regions: dict[str, Kinesis]
         if beside is None:
-            self.storage = Storage(settings.stored_bytes_max)
-            self._regions = {settings.region: self}
-            self._noted: set[tuple[str, str]] = set()
+            self.account = Account(settings.stored_bytes_max, note)
+            self.account.keep(self)
         else:
-            self.storage = beside.storage
-            self._regions = beside._regions  # noqa: SLF001 - of another of this class
-            self._noted = beside._noted  # noqa: SLF001 - of another of this class
+            self.account = beside.account
+        self.storage = self.account.storage
         self._streams: dict[str, Stream] = {}
         self._by_id: dict[int, Stream] = {}
         self._consumers: dict[int, StreamConsumers] = {}
 
     def in_region(self, region: str) -> Kinesis:
         """The same account in another region, or this one."""
-        found = self._regions.get(region)
+        found = self.account.region(region)
         if found is None:
             settings = msgspec.structs.replace(self.settings, region=region)
             # Another secret: a token of one region is not valid in another.
             secret = blake2b(region.encode(), key=self._secret).digest()
-            found = Kinesis(settings, secret, beside=self, note=self._note)
+            found = Kinesis(settings, secret, beside=self)
         return found
 
     # Streams
@@ -166,22 +192,13 @@ class Kinesis:
             add_tags(kept_tags, tags)
         self._require_shards_left(shard_count)
         self._require_streams_left(mode, now)
-        self._keep_region()
-        arn = f"arn:aws:kinesis:{self.settings.region}:{self.settings.account_id}:stream/{name}"
-        # By name and time of creation: an iterator of a deleted stream must not be valid for a
-        # later stream of the same name.
-        identity = blake2b(f"{arn}@{now!r}".encode(), digest_size=8).digest()
+        self.account.keep(self)
         stream = Stream(
-            name=name,
-            arn=arn,
-            stream_id=int.from_bytes(identity, "big"),
-            account_id=self.settings.account_id,
-            shard_count=shard_count,
-            now=now,
-            storage=self.storage,
-            limits=self.settings.limits,
-            settle_s=self.settings.settle_s,
-            update_s=self.settings.update_s,
+            name,
+            shard_count,
+            self.settings,
+            self.storage,
+            now,
             record_bytes_max=record_bytes_max,
             mode=mode,
         )
@@ -220,7 +237,7 @@ class Kinesis:
             raise invalid_argument("StreamName and StreamARN name different streams.")
         stream = self._streams.get(wanted)
         if stream is None or arn not in (None, stream.arn):
-            self._note_elsewhere(wanted)
+            self.account.note_elsewhere(wanted, self.settings.region)
             raise resource_not_found(
                 f"Stream {wanted} under account {self.settings.account_id} not found."
             )
@@ -228,22 +245,6 @@ class Kinesis:
 
     def has_stream(self, name: str) -> bool:
         return name in self._streams
-
-    def _note_elsewhere(self, name: str) -> None:
-        """Once for a region: where there is a stream of this name. A client with another region is
-        easily taken for one of this."""
-        others = sorted(
-            region for region, kinesis in self._regions.items() if kinesis.has_stream(name)
-        )
-        region = self.settings.region
-        is_noted = (region, name) in self._noted or len(self._noted) >= _NOTES_MAX
-        if is_noted or region in others or not others:
-            return
-        self._noted.add((region, name))
-        self._note(
-            f"A request for stream {name} in {region} finds none: it is in"
-            f" {', '.join(others)}. Set the region of that client (AWS_REGION, aws.region)"
-        )
 
     def update_shard_count(self, stream: Stream, count: int, now: WallTime) -> None:
         """Raises: as `Stream.update_shard_count`, and Throttled for too many shards."""
@@ -301,7 +302,7 @@ class Kinesis:
         """Write one record. Raises: InvalidRequest, Throttled, NotFound (still being created)."""
         self._require_writable(stream, now)
         hash_key = check_entry(entry, stream.record_bytes_max, "the record")
-        self._make_room([entry], now)
+        self.account.make_room([entry], now)
         shard_id, record = stream.put(entry.data, entry.partition_key or "", hash_key, now)
         return PutResult(record.sequence_number, shard_id)
 
@@ -320,7 +321,7 @@ class Kinesis:
             (entry, check_entry(entry, stream.record_bytes_max, f"Records[{index}]"))
             for index, entry in enumerate(entries)
         ]
-        self._make_room(entries, now)
+        self.account.make_room(entries, now)
         results = []
         for entry, hash_key in checked:
             try:
@@ -346,8 +347,8 @@ class Kinesis:
         position = iterators.position_of(
             shard, kind, now, sequence_number=sequence_number, timestamp=timestamp
         )
-        return iterators.seal_iterator(
-            self._secret, iterators.IteratorPosition(stream.stream_id, shard.number, position), now
+        return self.tokens.seal_iterator(
+            iterators.IteratorPosition(stream.stream_id, shard.number, position), now
         )
 
     def fetch(
@@ -361,7 +362,7 @@ class Kinesis:
         """GetRecords. Raises: ExpiredIterator, InvalidRequest, NotFound, Throttled."""
         if not 1 <= limit <= GET_RECORDS_MAX:
             raise invalid_argument(f"Limit {limit} must be between 1 and {GET_RECORDS_MAX}.")
-        at = iterators.open_iterator(self._secret, token, now)
+        at = self.tokens.open_iterator(token, now)
         stream = self._by_id.get(at.stream_id)
         if stream is None:
             raise resource_not_found(
@@ -374,7 +375,7 @@ class Kinesis:
         following = None
         if page.next_position is not None:
             after = iterators.IteratorPosition(at.stream_id, at.shard, page.next_position)
-            following = iterators.seal_iterator(self._secret, after, now)
+            following = self.tokens.seal_iterator(after, now)
         return ReadPage(page.records, following, page.millis_behind_latest, page.children)
 
     # Shards
@@ -390,34 +391,21 @@ class Kinesis:
         page = named[:count_max]
         following = msgspec.structs.replace(query, after=page[-1].shard_id)
         token = iterators.PageToken(stream.stream_id, now, following)
-        return ShardPage(page, iterators.seal_page_token(self._secret, token))
+        return ShardPage(page, self.tokens.seal_page(token))
 
     def list_more_shards(self, token: str, count_max: int, now: WallTime) -> ShardPage:
         """The next page. Raises: InvalidRequest (token expired or not ours), NotFound."""
-        opened = iterators.open_page_token(self._secret, token, now)
+        opened = self.tokens.open_page(token, now)
         self._forget_deleted(now)
         stream = self._by_id.get(opened.stream_id)
         if stream is None:
             raise resource_not_found("The stream of this NextToken does not exist any more.")
         return self.list_shards(stream, opened.query, count_max, now)
 
-    def seal_names(self, after: str, of: str, now: WallTime) -> str:
-        """The token of the page of names after this one; `of` says whose names they are."""
-        return iterators.seal_name_page(self._secret, iterators.NamePage(of, after, now))
-
-    def open_names(self, token: str, of: str, now: WallTime) -> str:
-        """The name after which the page of a token begins. Raises: InvalidRequest."""
-        return iterators.open_name_page(self._secret, token, of, now).after
-
     def _forget_deleted(self, now: WallTime) -> None:
         for stream in [stream for stream in self._streams.values() if stream.is_gone(now)]:
             del self._streams[stream.name], self._by_id[stream.stream_id]
             del self._consumers[stream.stream_id]
-
-    def _keep_region(self) -> None:
-        if self.settings.region not in self._regions and len(self._regions) >= _REGIONS_MAX:
-            raise limit_exceeded(f"There are streams in {_REGIONS_MAX} regions already.")
-        self._regions[self.settings.region] = self
 
     def _require_writable(self, stream: Stream, now: WallTime) -> None:
         if stream.status(now) in ("CREATING", "DELETING"):
@@ -449,11 +437,3 @@ class Kinesis:
                 f"Account {self.settings.account_id} has {ON_DEMAND_STREAMS_MAX} streams with the"
                 " mode ON_DEMAND, the most that it can have."
             )
-
-    def _make_room(self, entries: Sequence[PutEntry], now: WallTime) -> None:
-        """Before a write is refused, trim the expired records of every stream of every region."""
-        needed = sum(len(entry.data) + _ENTRY_OVERHEAD_BYTES for entry in entries)
-        if not self.storage.has_room(needed):
-            for kinesis in self._regions.values():
-                for stream in kinesis.streams(now):
-                    stream.trim(now)

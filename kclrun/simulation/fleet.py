@@ -19,7 +19,7 @@ from kclrun.simulation.host import Host
 from kclrun.simulation.machine import Machine
 from kclrun.simulation.observer import ObserverKind, WatchPolicy
 from kclrun.simulation.process import LeaseProcess
-from kclrun.simulation.shards import RECORD_BYTES, ShardStream, Traffic
+from kclrun.simulation.shards import ShardStream, Traffic
 from kclrun.simulation.stories import RuleBroken, Stories, clock
 from kclrun.simulation.table import SimulatedTable
 from kclrun.simulation.user_code import UserCode
@@ -54,29 +54,27 @@ MemberT = TypeVar("MemberT", bound=Member)
 
 
 class Fleet:
-    """`replay` is the command that repeats this run. `core_kind` and `process_kind` are for planted
-    bugs; `observer_kind` makes the observer of the run."""
+    """`replay` is the command that repeats this run; `observer_kind` makes the observer of the run.
+    For planted bugs, set `core_kind` and `process_kind` before the first host is added."""
+
+    core_kind: type[LeaseManager] = LeaseManager
+    process_kind: type[LeaseProcess] = LeaseProcess
 
     def __init__(
         self,
         seed: int,
         *,
         shards: int,
-        records_per_s: float,
+        traffic: Traffic,
         observer_kind: ObserverKind,
-        record_bytes: int = RECORD_BYTES,
-        skew: float = 0.0,
         settings: FleetSettings | None = None,
         user_code: UserCode | None = None,
         scan_page_rows: int = 1_000,
         replay: str = "",
-        core_kind: type[LeaseManager] = LeaseManager,
-        process_kind: type[LeaseProcess] = LeaseProcess,
     ) -> None:
         self.seed = seed
         self.scheduler = Scheduler(seed)
         self.stories = Stories()
-        traffic = Traffic(records_per_s=records_per_s, record_bytes=record_bytes, skew=skew)
         self.stream = ShardStream(shards, traffic, self.scheduler.chance("stream"))
         settings = settings if settings is not None else FleetSettings()
         user_code = user_code if user_code is not None else UserCode()
@@ -100,8 +98,6 @@ class Fleet:
         self.hosts: list[Host] = []
         self.other_members: list[Member] = []
         self._replay = replay
-        self._core_kind = core_kind
-        self._process_kind = process_kind
         self._clocks = self.scheduler.chance("clocks")
         self._nonces = 0
         self._note_readable()
@@ -123,8 +119,8 @@ class Fleet:
             f"{group}:{slot}:{self._nonces:04d}",
             self.world,
             machine,
-            core_kind=self._core_kind,
-            process_kind=self._process_kind,
+            core_kind=self.core_kind,
+            process_kind=self.process_kind,
         )
         for other in self.hosts:
             if other.machine is machine:

@@ -25,9 +25,9 @@ from kclrun.ports import Pump
 from kclrun.protocol.writes import Ask, LeaseChange, Outcome
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
 from kclrun.simulation.machine import Machine, OsProcess
+from kclrun.simulation.network import Failed
 from kclrun.simulation.process import LeaseProcess
 from kclrun.simulation.stories import RuleBroken
-from kclrun.simulation.table import Failed
 from kclrun.simulation.uplink import OfferPolls, Uplink
 from kclrun.simulation.world import SimulatedWorld
 

@@ -12,9 +12,11 @@ from typing import Final, Literal
 
 import msgspec
 
-from kclrun.local.limits import STORED_BYTES_MAX, Storage
+from kclrun.local.limits import Storage
 from kclrun.local.sequence_numbers import parse
-from kclrun.local.stream import ShardLog, Stream
+from kclrun.local.settings import KinesisSettings
+from kclrun.local.shard_log import ShardLog
+from kclrun.local.stream import Stream
 from kclrun.model.quotas import RESUBSCRIBE_AFTER_S
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, Shard, hash_key_of
@@ -278,15 +280,8 @@ def _zipf(skew: float) -> tuple[tuple[int, float], ...]:
 
 
 def _new_stream(shard_count: int, now: float) -> Stream:
-    return Stream(
-        name="simulated",
-        arn="arn:aws:kinesis:eu-central-1:000000000000:stream/simulated",
-        stream_id=1,
-        account_id="000000000000",
-        shard_count=shard_count,
-        now=_wall(now),
-        storage=Storage(STORED_BYTES_MAX),
-    )
+    settings = KinesisSettings(account_id="000000000000", region="eu-central-1")
+    return Stream("simulated", shard_count, settings, Storage(), _wall(now))
 
 
 def _as_of(then: WallTime, log: ShardLog) -> Shard:

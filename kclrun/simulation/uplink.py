@@ -13,14 +13,8 @@ from typing import Final, TypeVar
 
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.protocol.writes import LeaseChange, Outcome, OutcomeUnknown, Unavailable
-from kclrun.simulation.table import (
-    LEG_MEAN_S,
-    PATIENCE_S,
-    Failed,
-    IdlePolls,
-    ItemWrite,
-    SimulatedTable,
-)
+from kclrun.simulation.network import LEG_MEAN_S, PATIENCE_S, Failed
+from kclrun.simulation.table import IdlePolls, ItemWrite, SimulatedTable
 
 Answer = TypeVar("Answer")
 
@@ -58,8 +52,8 @@ class Uplink:
         return True
 
     def reads_until_failure(self) -> float:
-        """As in the table."""
-        return self._table.reads_until_failure()
+        """As on the network."""
+        return self._table.network.reads_until_failure()
 
     def wake(self, polls: IdlePolls) -> None:
         """If it idles: its next look is an event again."""
@@ -94,7 +88,7 @@ class Uplink:
 
     def offered_in_vain(self, failed: Failed) -> None:
         """A look that idled until its failure."""
-        self._table.offered_in_vain(failed)
+        self._table.network.time_out(failed)
 
     def scan(
         self,
@@ -110,7 +104,7 @@ class Uplink:
         self, ask: Callable[[], Answer], reply: Callable[[Answer], None], failed: Failed
     ) -> None:
         if not self._refuses(failed):
-            self._table.ask_kinesis(ask, reply, failed)
+            self._table.network.ask_kinesis(ask, reply, failed)
 
     def _refuses(self, failed: Failed) -> bool:
         if self.is_cut:

@@ -17,7 +17,7 @@ import msgspec
 from kclrun.model.lease import OwnerId
 from kclrun.simulation.fleet import BOOT_SPREAD_S, Fleet
 from kclrun.simulation.record import FleetRecord
-from kclrun.simulation.shards import RECORD_BYTES
+from kclrun.simulation.shards import RECORD_BYTES, Traffic
 from kclrun.simulation.world import FleetSettings
 
 
@@ -205,10 +205,12 @@ class _Run:
         self._fleet = Fleet(
             asked.seed,
             shards=asked.shards,
-            records_per_s=asked.records_per_s,
+            traffic=Traffic(
+                records_per_s=asked.records_per_s,
+                record_bytes=asked.record_bytes,
+                skew=asked.skew,
+            ),
             observer_kind=FleetRecord,
-            record_bytes=asked.record_bytes,
-            skew=asked.skew,
             settings=asked.settings,
             replay=replay,
         )

@@ -234,11 +234,20 @@ def _for_executors(hint: Hint) -> Hint:
     )
 
 
+class DriverClock(msgspec.Struct, frozen=True):
+    """The time of the driver, for tests in virtual time: seconds that only grow, seconds since
+    1970, and how to wait. By default it waits for an answer as well."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    wait: Callable[[float], object] | None = None
+
+
 class OffsetPlanner:
-    """Decides where batches end. Clocks, waiting and chance are arguments, for tests in virtual
-    time. The reader must bear `calls_at_once` threads; 0 makes every call in the caller's thread.
-    `table` is the lease table that the query starts at, if it does. A `SubscribedReader` is closed
-    with the planner."""
+    """Decides where batches end. Clock and chance are arguments, for tests in virtual time. The
+    reader must bear `calls_at_once` threads; 0 makes every call in the caller's thread. `table` is
+    the lease table that the query starts at, if it does. A `SubscribedReader` is closed with the
+    planner."""
 
     def __init__(
         self,
@@ -246,9 +255,7 @@ class OffsetPlanner:
         admin: StreamAdmin,
         settings: SourceSettings,
         *,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-        wait: Callable[[float], object] | None = None,
+        clock: DriverClock | None = None,
         chance: Callable[[], float] = random.random,
         calls_at_once: int = CALLS_AT_ONCE,
         table: LeaseTable | None = None,
@@ -257,17 +264,18 @@ class OffsetPlanner:
         self._reader = reader
         self._admin = admin
         self._settings = settings
-        self._clock = clock
-        self._wall = wall
-        self._wait = wait or threading.Event().wait
+        clock = clock or DriverClock()
+        self._clock = clock.monotonic
+        self._wall = clock.wall
+        self._wait = clock.wait or threading.Event().wait
         self._chance = chance
-        self._asking = Asking(reader, admin, clock=clock, calls_at_once=calls_at_once)
+        self._asking = Asking(reader, admin, clock=self._clock, calls_at_once=calls_at_once)
         self._subscribed = reader if isinstance(reader, SubscribedReader) else None
         self._idle = self._wait
         if self._subscribed is not None:
             self._subscribed.came = self._asking.wake
-            self._idle = wait or self._asking.receive
-        self._planner = BatchPlanner(settings, wall() - clock(), clock())
+            self._idle = clock.wait or self._asking.receive
+        self._planner = BatchPlanner(settings, self._wall() - self._clock(), self._clock())
         self._initial: Offset | None = None
         self._answered_at: float | None = None
         self._streams: Streams | None = None

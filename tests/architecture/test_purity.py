@@ -17,6 +17,8 @@ PURE_FILES += [
     ROOT / "local" / f"{name}.py"
     for name in (
         "stream",
+        "shard_log",
+        "shard_map",
         "iterators",
         "limits",
         "lease_rows",

@@ -7,6 +7,7 @@ from bench.figures import Figure, Target, figure, paired_ratios
 from bench.measuring import interleaved, timed
 from kclrun.simulation.clocks import Scheduler
 from kclrun.simulation.fleet import Fleet
+from kclrun.simulation.shards import Traffic
 from kclrun.simulation.what_if import WhatIf, run_what_if
 from kclrun.simulation.world import FleetSettings
 from tests.support.oracles.watch import Oracles
@@ -54,7 +55,11 @@ def _hours_played() -> float:
 def _play() -> Fleet:
     settings = FleetSettings(poll_s=_POLL_S)
     fleet = Fleet(
-        1, shards=_SHARDS, records_per_s=_RECORDS_PER_S, settings=settings, observer_kind=Oracles
+        1,
+        shards=_SHARDS,
+        traffic=Traffic(records_per_s=_RECORDS_PER_S),
+        settings=settings,
+        observer_kind=Oracles,
     )
     for number in range(_OWNERS):
         fleet.add_host("abc"[number], f"host-{number}")

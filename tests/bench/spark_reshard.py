@@ -8,7 +8,7 @@ from bench.figures import Figure, Target, figure
 from bench.measuring import timed
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.model.time import WallTime
-from kclrun.spark.offset_planner import OffsetPlanner
+from kclrun.spark.offset_planner import DriverClock, OffsetPlanner
 from kclrun.spark.options import SourceSettings, StreamAddress
 
 _ROW: Final = "spark-reshard"
@@ -62,9 +62,7 @@ def _slowest_ms(shards: int) -> float:
         stream,
         stream,
         SourceSettings(address=StreamAddress(stream="s"), poll_interval_s=_LOOK_EVERY_S / 2),
-        clock=clock.read,
-        wall=clock.wall,
-        wait=clock.wait,
+        clock=DriverClock(clock.read, clock.wall, clock.wait),
         calls_at_once=1,
     )
     offset = planner.latest_offset(planner.initial_offset())

@@ -36,7 +36,8 @@ class Table(Place):
         output = SqlOutput(OutputDestination(name="output", sql=self.url(), **reported), of)
         move = output._move
         output._move = lambda batch, rows: self._meet(output, lambda one: move(one, rows), batch)
-        output._engine = self._engine  # a connection for all: some tests have hundreds of owners
+        # A connection for all: some tests have hundreds of owners.
+        output._database.engine = self._engine
         return output
 
     def open_missing(self):
@@ -68,11 +69,13 @@ class Table(Place):
     def _meet(self, output, move, batch):
         fault = self._faults.pop(0) if self._faults else None
         if fault == "late":
-            self._late.append((copy.copy(output), copy.deepcopy(batch, {})))
+            sender = copy.copy(output)
+            sender._cursor = copy.copy(output._cursor)
+            self._late.append((sender, copy.deepcopy(batch, {})))
         elif fault == "lost reply":
-            began = output._began
+            began = output._cursor.position
             move(batch)
-            output._began = began
+            output._cursor.position = began
         elif fault is None:
             return move(batch)
         raise exc.OperationalError("COMMIT", None, OSError("the connection is lost"))

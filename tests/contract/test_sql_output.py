@@ -175,7 +175,7 @@ def test_a_commit_without_an_answer_is_resolved_before_later_rows_are_sent(
     p0 = owner()
     p0.begin(BEGIN)
     add(p0, 1, 2)
-    dialect = p0._engine.dialect
+    dialect = p0._database.engine.dialect
     lost = dialect.dbapi.OperationalError
     commit = type(dialect).do_commit
 
@@ -645,7 +645,8 @@ def test_a_full_disk_is_reported_and_costs_no_row_and_doubles_none(tmp_path):
     url = f"sqlite:///{tmp_path / 'rows.db'}"
     with contextlib.closing(SqlOutput(place_at(url), rows_of())) as output:
         output.begin(BEGIN)
-        connection = output._engine.connect()  # the only one: its limit holds for the commit
+        # The only one: its limit holds for the commit.
+        connection = output._database.engine.connect()
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
         connection.close()
@@ -653,7 +654,7 @@ def test_a_full_disk_is_reported_and_costs_no_row_and_doubles_none(tmp_path):
         for _ in range(2):
             with pytest.raises(SinkError, match=r"rows.db: Op.*\(SQLITE_FULL\): the disk is full"):
                 output.commit()
-        connection = output._engine.connect()
+        connection = output._database.engine.connect()
         connection.exec_driver_sql("PRAGMA max_page_count = 10000")
         connection.close()
         assert output.commit() == at(900)

@@ -315,9 +315,9 @@ def test_a_trial_of_a_commit_that_was_applied_and_not_answered_has_its_rows_once
     with opened(database, "n BIGINT PRIMARY KEY") as (output, _):
         output.add([output.encode({"n": 1})[0]], at(1))
         output._sent, output._added = output._added, None
-        began = output._began
+        began = output._cursor.position
         output._write(output._sent)
-        output._began = began
+        output._cursor.position = began
         output.try_rows([output.encode({"n": 2})[0]], [(output, ())])
         with pytest.raises(TypeError, match="column n"):
             output.try_rows([output.encode({"n": 1})[0]], [(output, ())])
@@ -394,7 +394,7 @@ def test_a_connection_to_mysql_lives_through_the_pause_between_two_commits(maria
     with opened(of_mariadb(mariadb), "n BIGINT") as (output, _):
         output.add([output.encode({"n": 1})[0]], at(1))
         output.commit()
-        with output._engine.connect() as connection:
+        with output._database.engine.connect() as connection:
             ask = sa.text("SELECT @@SESSION.wait_timeout, @@GLOBAL.wait_timeout")
             now, usual = connection.execute(ask).one()
     assert now == usual

@@ -8,6 +8,7 @@ import pytest
 
 from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.record import FleetRecord
+from kclrun.simulation.shards import Traffic
 from kclrun.simulation.world import FleetSettings
 from tests.docs.pages import DOCS
 
@@ -35,7 +36,7 @@ def test_a_simulated_fleet_uses_the_units_of_the_page(records_per_s, label):
     fleet = Fleet(
         5,
         shards=LEASES,
-        records_per_s=records_per_s,
+        traffic=Traffic(records_per_s=records_per_s),
         settings=settings,
         observer_kind=FleetRecord,
     )

@@ -22,7 +22,7 @@ from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, StartPoint
-from kclrun.spark.offset_planner import OffsetPlanner
+from kclrun.spark.offset_planner import DriverClock, OffsetPlanner
 from kclrun.spark.offsets import decode_offset, encode_offset, pack, ranges_between
 from kclrun.spark.options import SourceSettings, Start, StartKind, StreamAddress
 from kclrun.spark.positions import SHARD_END, PositionKind
@@ -290,9 +290,7 @@ class Query:
             world.read_by(self) if isinstance(world, PushingWorld) else world.reader,
             world.admin,
             self.settings,
-            clock=world.clock,
-            wall=world.wall,
-            wait=world.wait,
+            clock=DriverClock(world.clock, world.wall, world.wait),
             chance=world.chance.random,
             calls_at_once=0,
         )

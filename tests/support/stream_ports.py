@@ -13,7 +13,8 @@ from kclrun.local import consumers
 from kclrun.local import stream as puts
 from kclrun.local.iterators import ShardQuery
 from kclrun.local.service import Kinesis
-from kclrun.local.stream import StoredRecord, Stream
+from kclrun.local.shard_log import StoredRecord
+from kclrun.local.stream import Stream
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import PutEntry, PutResult, Record, StartPoint
 from kclrun.model.shard import Shard

@@ -116,7 +116,7 @@ OF_OUR_OWN = {
     ("spark/options.py", "_INLINE_MAX"): "bytes in a plan",
     ("spark/planning/batch_bounds.py", "_ROWS_BYTES"): "rows in a plan",
     ("spark/planning/offers.py", "_AS_OF_STEP_MS"): "ten seconds",
-    ("spark/planning/batch_planner.py", "_ROWS_BYTES_MIN"): "rows in a plan",
+    ("spark/planning/shard_searches.py", "_ROWS_BYTES_MIN"): "rows in a plan",
     ("spark/planning/batch_target.py", "BATCH_INLINE_BYTES_MAX"): "bytes in a plan",
     ("spark/planning/bound_search.py", "_STEP_BYTES_MIN"): "a step of a search",
     ("spark/planning/shard_cursor.py", "_COUNTED_SAMPLE_BYTES"): "a sample",

@@ -84,6 +84,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from kclrun.errors import DataLoss
 from kclrun.model.shard import Shard
 from kclrun.spark.offsets import Hint, Offset
@@ -92,28 +94,30 @@ from kclrun.spark.planning import shard_cursor
 from kclrun.spark.planning.batch_target import TargetSearch
 from kclrun.spark.planning.bound_search import BatchTarget
 from kclrun.spark.planning.offers import hints_for, offer
-from kclrun.spark.planning.read_budget import CALLS_PER_SECOND_MAX, ReadBudget, Tick
+from kclrun.spark.planning.read_budget import CALLS_PER_SECOND_MAX, Tick
 from kclrun.spark.planning.service_time import ServiceTime
 from kclrun.spark.planning.shard_listing import ShardListing
 from kclrun.spark.planning.shard_search import AnswerTimes, ShardSearch
-from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Position, PositionKind
+from kclrun.spark.planning.shard_searches import AvailableNow, PushedNews, ShardSearches
+from kclrun.spark.positions import Position, PositionKind
 from kclrun.spark.stream_set import parted
 
 # Twenty shards of 130 bytes: a progress event of a thousand shards stays below 20 kB with them.
 REPORTED_MAX: Final = 20
 _LOSSES_REPORTED_MAX: Final = 5
 
-# Before a bound is known, rows of at least this many bytes are kept, so that a later target inside
-# them is found without a call.
-_ROWS_BYTES_MIN: Final = 256 * 1024
-# All shards together, each with the rows after its position and the rows read further on: some
-# 250 MB of a Python process. A thousand shards then keep one sample (64 KiB) in each; rows that are
-# not kept are read again.
-ROWS_BYTES_TOTAL: Final = 128 * 2**20
 # A search of three calls takes a tenth of a second; slower shards join the next batch.
 _GRACE_S: Final = 0.25
 # Watermarks have a delay of at least seconds, because arrival times jitter by as much.
 _APART_MAX_MS: Final = 2_000
+
+
+class OfferedBatch(msgspec.Struct, frozen=True):
+    """The last end that was offered, when, and whether the query was behind the tip then."""
+
+    end: Offset
+    at: float
+    was_behind: bool
 
 
 class BatchPlanner:
@@ -130,11 +134,10 @@ class BatchPlanner:
         self.service = ServiceTime(wall_ahead_s)
         self.listing = ShardListing(settings.shard_list_interval_s)
         self.losses: list[str] = []
-        self.searches: dict[str, ShardSearch] = {}
+        self.searches = ShardSearches(settings)
         self.tick_s = settings.poll_interval_s
         self._settings = settings
         self.wall_ahead_s = wall_ahead_s
-        self._budgets: dict[str, ReadBudget] = {}
         self._tick = Tick(settings.poll_interval_s)
         self._tick_at = self._next_tick_at = now
         self._aiming = TargetSearch(settings)
@@ -142,26 +145,25 @@ class BatchPlanner:
         self._target_at = now
         self._start: Offset | None = None
         self._is_first = self._takes_all = False
-        self._offered: tuple[Offset, float, bool] | None = None
+        self._offered: OfferedBatch | None = None
         self._hints: Mapping[str, Hint] = {}
-        self._until: tuple[int, int, float] | None = None
+        self._until: AvailableNow | None = None
         self._is_listing = False
-        self._news: set[str] = set()
-        self._has_looked = False
-        self._rows_bytes_max = _ROWS_BYTES_MIN
+        self._news = PushedNews()
 
     def adopt(self, shard_id: str, position: Position, token: str, now: float) -> None:
         """Begin with an iterator at a position: LATEST, made before all else. For the query's first
         batch only: a query with a checkpoint began before the iterator was made."""
         if self._start is not None:
             return
-        cursor = self._add(shard_id, position, now).cursor
+        cursor = self.searches.add(shard_id, position, now).cursor
         cursor.kept = shard_cursor.PageRun(position, cursor.rows_bytes_max, token, now)
 
     def end_at_now(self, now: float) -> None:
         """AvailableNow: read the records that exist now, and no more [A9]."""
-        ahead_ms = self.service.surely_ahead_ms(now)
-        self._until = (ahead_ms, self.service.surely_past_ms(now), now)
+        self._until = AvailableNow(
+            self.service.surely_ahead_ms(now), self.service.surely_past_ms(now), now
+        )
         for search in self.searches.values():
             search.stop()
         self.listing.list_now()
@@ -176,10 +178,9 @@ class BatchPlanner:
 
         Raises: DataLoss where all children of an ended shard have expired.
         """
-        if self._offered is not None and start == self._offered[0]:
-            _, offered_at, was_behind = self._offered
-            if was_behind:
-                self._aiming.window.took(now - offered_at)
+        offered = self._offered
+        if offered is not None and start == offered.end and offered.was_behind:
+            self._aiming.window.took(now - offered.at)
         self._offered = None
         if start != self._start or takes_all:
             self._target = None
@@ -190,7 +191,7 @@ class BatchPlanner:
         self._start, self._is_first, self._takes_all = start, is_first, takes_all
         self._aiming.reach(start.aligned_ms)
         self.listing.watch(start.shards)
-        self._roll(start, now)
+        self.searches.follow(start, self.listing, now)
 
     def asks(self, now: float) -> list[shard_cursor.AskPage | shard_cursor.AskListing]:
         """The requests to send now, all at once if possible; each is answered by one `take`."""
@@ -209,7 +210,7 @@ class BatchPlanner:
 
     def came(self, shard_ids: Collection[str]) -> None:
         """Records of these shards were pushed: the next look at them is due now."""
-        self._news.update(shard_ids)
+        self._news.add(shard_ids)
 
     def take(
         self,
@@ -245,7 +246,7 @@ class BatchPlanner:
         """Whether the batch need not wait for further answers of this tick."""
         if self._target is None:
             return self._until is not None and self.is_exhausted()
-        searching = [search for search in self.searches.values() if search.is_searching]
+        searching = self.searches.under_way()
         if not searching:
             return True
         if self._takes_all:
@@ -269,7 +270,8 @@ class BatchPlanner:
             is_first=self._is_first,
         )
         if end is not self._start:
-            self._offered = (end, now, target is not None and not target.is_tip)
+            was_behind = target is not None and not target.is_tip
+            self._offered = OfferedBatch(end, now, was_behind)
             self._hand_over(end, now)
         if target is not None and (not target.is_tip or self._is_stepping(target)):
             pause_s = len(self.searches) / CALLS_PER_SECOND_MAX
@@ -285,18 +287,18 @@ class BatchPlanner:
 
     def next_at(self, now: float) -> float:
         """The time of the next request or offer, if no answer comes until then."""
-        times = [search.wakes_at(now) for search in self.searches.values() if search.is_searching]
+        times = [search.wakes_at(now) for search in self.searches.under_way()]
         if not self._is_listing:
             times.append(self.listing.next_listing_at())
         if self._tick_at + _GRACE_S > now:
             times.append(self._tick_at + _GRACE_S)
-        if self._shards_with_news():
+        if self._news.of(self.searches):
             times.append(now)
         return min([self._next_tick_at, *times])
 
     def hints(self, start: Offset, end: Offset) -> Mapping[str, Hint]:
         """Short cuts for the batch (start, end], if it was the last one offered [A4]."""
-        is_same = self._offered is not None and self._offered[0] == end
+        is_same = self._offered is not None and self._offered.end == end
         return self._hints if is_same and self._start == start else {}
 
     @property
@@ -307,17 +309,17 @@ class BatchPlanner:
     def is_exhausted(self) -> bool:
         """Whether an answer without new records is final: `start` covers all existing records."""
         if self._until is None:
-            is_searching = any(search.is_searching for search in self.searches.values())
-            return self._takes_all and not is_searching and self._target is not None
-        is_listed = (
-            self.listing.listed_since(self._until[2]) and not self.listing.waits_for_children()
-        )
-        return is_listed and all(self._is_done(search.cursor) for search in self.searches.values())
+            is_idle = not self.searches.under_way()
+            return self._takes_all and is_idle and self._target is not None
+        until, listing = self._until, self.listing
+        is_listed = listing.listed_since(until.asked_at) and not listing.waits_for_children()
+        cursors = (search.cursor for search in self.searches.values())
+        return is_listed and all(until.is_done(cursor, listing) for cursor in cursors)
 
     def _begin_tick(self, now: float) -> None:
         self.tick_s = self._tick.next_s(len(self.searches))
         self._tick_at, self._next_tick_at = now, now + self.tick_s
-        self._has_looked = True
+        self._news.ticked()
         target = (
             self._target
             if self._target is not None and self._is_awaited(now)
@@ -327,19 +329,20 @@ class BatchPlanner:
             self._target, self._target_at = target, now
         past_ms = self.service.surely_past_ms(now)
         is_together = self._is_together(target)
-        self._news.difference_update(self._shards_with_news())
+        self._news.remove(self._news.of(self.searches))
         for search in self.searches.values():
             position = search.cursor.position
             is_early = position.kind is PositionKind.TIMESTAMP and position.timestamp_ms > past_ms
             # All shards together need a bound for one time: a shard that has its bound waits.
             is_answered = is_together and search.target == target
-            if not (is_early or is_answered or self._is_done(search.cursor)):
+            is_done = self._until is not None and self._until.is_done(search.cursor, self.listing)
+            if not (is_early or is_answered or is_done):
                 search.begin(target)
 
     def _look_at_news(self, now: float) -> None:
         """Look at shards whose records were pushed, between two ticks. Behind the tip, or where
         shards wait for each other, the next tick begins now instead."""
-        shards = self._shards_with_news()
+        shards = self._news.of(self.searches)
         if not shards:
             return
         target = self._next_target(now)
@@ -347,17 +350,9 @@ class BatchPlanner:
             self._begin_tick(now)
             return
         self._target, self._target_at, self._tick_at = target, now, now
+        self._news.remove(shards)
         for shard_id in shards:
-            self._news.discard(shard_id)
             self.searches[shard_id].begin(target)
-
-    def _shards_with_news(self) -> list[str]:
-        """The shards with pushed records, without those that are searched now: the records of these
-        stay news, because a search under way may have missed the last of them."""
-        if not self._has_looked or not self._news:
-            return []
-        self._news.intersection_update(self.searches)
-        return sorted(new for new in self._news if not self.searches[new].is_searching)
 
     def _asked_ms(self, answer: shard_cursor.Paged) -> int:
         """A time that the service's clock had reached when it made the page."""
@@ -388,65 +383,15 @@ class BatchPlanner:
         """Whether some shards are still searched while the others wait for them, and have time."""
         if self._target is None or not self._is_together(self._target):
             return False
-        is_searching = any(search.is_searching for search in self.searches.values())
+        is_searching = bool(self.searches.under_way())
         return is_searching and now < self._target_at + self._settings.target_batch_s
-
-    def _roll(self, start: Offset, now: float) -> None:
-        """Have a search for exactly the shards of `start` and those that enter."""
-        wanted = {shard_id: where for shard_id, where in start.shards.items() if where != SHARD_END}
-        fails = self._settings.fails_on_data_loss
-        for shard_id in self.listing.entering(fails_on_data_loss=fails):
-            wanted[shard_id] = self._entrance(start, shard_id)
-        for shard_id in [shard_id for shard_id in self.searches if shard_id not in wanted]:
-            self.searches.pop(shard_id).stop()
-            self._budgets.pop(shard_id, None)
-        self._share_rows(len(wanted))
-        for shard_id, position in wanted.items():
-            search = self.searches.get(shard_id)
-            if search is None:
-                self._add(shard_id, position, now)
-            elif search.cursor.position != position:
-                search.stop()
-                search.cursor.move(position)
-
-    def _entrance(self, start: Offset, shard_id: str) -> Position:
-        """The beginning of a child: its first record. If the query began at a time and the parents
-        had no records after it, the child begins at the same time."""
-        shard = self.listing.graph[shard_id]
-        began = [start.began.get(parent) for parent in shard.parents if parent in start.shards]
-        times = [
-            position
-            for position in began
-            if position is not None and position.kind is PositionKind.TIMESTAMP
-        ]
-        return max(times) if times and len(times) == len(began) else TRIM_HORIZON
-
-    def _add(self, shard_id: str, position: Position, now: float) -> ShardSearch:
-        rate = self._settings.reads_per_second_max
-        budget = self._budgets.setdefault(shard_id, ReadBudget(rate, now))
-        is_counted = self._settings.records_per_trigger_max is not None
-        cursor = shard_cursor.ShardCursor(
-            shard_id, position, self._rows_bytes_max, is_counted=is_counted
-        )
-        search = ShardSearch(cursor, budget)
-        self.searches[shard_id] = search
-        return search
-
-    def _share_rows(self, shards: int) -> None:
-        """Limit the rows kept of each shard, so that all of them stay within their budget."""
-        self._rows_bytes_max = min(
-            max(_ROWS_BYTES_MIN, self._settings.inline_bytes_max),
-            ROWS_BYTES_TOTAL // (2 * max(1, shards)),
-        )
-        for search in self.searches.values():
-            search.cursor.rows_bytes_max = self._rows_bytes_max
 
     def _take_listing(self, answer: shard_cursor.Answer, now: float) -> None:
         self._is_listing = False
         if isinstance(answer, shard_cursor.Listed):
             self.listing.listed(answer.shards, answer.sent_at)
             if self._start is not None:
-                self._roll(self._start, now)
+                self.searches.follow(self._start, self.listing, now)
         else:
             self.listing.not_listed(now)
         if isinstance(answer, shard_cursor.Listed):
@@ -469,20 +414,6 @@ class BatchPlanner:
         if text not in self.losses:
             self.losses.append(text)
         search.cursor.lose()
-
-    def _is_done(self, cursor: shard_cursor.ShardCursor) -> bool:
-        """AvailableNow: the shard has ended, begins later than the target, or its tip was seen."""
-        if self._until is None:
-            return False
-        ahead_ms, past_ms, _ = self._until
-        tip_ms, finding = cursor.tip_at_bound_ms, cursor.finding
-        arrived_ms = cursor.head_ms if finding is None else finding.arrived_ms
-        is_later = arrived_ms is not None and arrived_ms >= ahead_ms
-        if cursor.bound == SHARD_END or is_later:
-            return True
-        # The tip of a closed shard is not its end: its children may hold further records.
-        is_at_tip = tip_ms is not None and tip_ms >= past_ms
-        return is_at_tip and not self.listing.is_closed(cursor.shard_id)
 
     def _hand_over(self, end: Offset, now: float) -> None:
         cursors = [search.cursor for search in self.searches.values()]

@@ -313,7 +313,6 @@ class ProcessorHost:
         state: ShardState | None = None,
         decoding: Decoding | None = None,
         wait: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_released = False
         self._keep_letter = keep_letter
@@ -324,8 +323,7 @@ class ProcessorHost:
         stream, self._shard_id = parted(shard_id)
         self._stream = stream or job.stream
         self._token = token
-        self._wait = wait
-        self._clock = clock
+        self._clock = time.monotonic
         self.rows = EmittedBatches(self._shard_id, self._stream)
         self.state = state
         self._effects: RowScope = self.rows if state is None else _RowsAndState(self.rows, state)
@@ -339,7 +337,7 @@ class ProcessorHost:
             durable=self.checkpointed,
             let_go=self._let_go,
             wait=wait,
-            clock=clock,
+            clock=self._clock,
             warn=self._warn,
         )
         self._methods = TaskMethods(

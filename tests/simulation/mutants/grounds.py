@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from kclrun.simulation.network import FaultRates
 from kclrun.simulation.shards import StreamFaults
-from kclrun.simulation.table import FaultRates
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
 from tests.simulation.mutants.mutant import Ground

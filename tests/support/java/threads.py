@@ -15,7 +15,7 @@ from kclrun.model.shard import HashRange, Shard
 from kclrun.model.time import Instant
 from kclrun.protocol.writes import Applied, ConditionFailed, Outcome, Throttled
 from kclrun.simulation.machine import OsProcess
-from kclrun.simulation.table import Failed
+from kclrun.simulation.network import Failed
 from kclrun.simulation.world import SimulatedWorld
 from tests.support.java.rows import ItemWrite
 

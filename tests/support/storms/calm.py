@@ -15,13 +15,13 @@ from kclrun.leases.assignment import group_of
 from kclrun.leases.capacity import RECOVERY_MAX_S
 from kclrun.leases.load import GAIN_MIN, HEAVY_ABOVE, WATCHED_S
 from kclrun.leases.table_view import STEADY_AFTER_S
-from kclrun.local.stream import ShardLog
+from kclrun.local.shard_log import ShardLog
 from kclrun.model.lease import ASK_STALE_AFTER_S, LOAD_MEAN_S, Lease, LeaseKey
 from kclrun.protocol.writes import ResumeLease
 from kclrun.simulation.fleet import Fleet
+from kclrun.simulation.network import CALM, LATE_MAX_S, PATIENCE_S
 from kclrun.simulation.shards import StreamFaults
 from kclrun.simulation.stories import RuleBroken, clock
-from kclrun.simulation.table import CALM, LATE_MAX_S, PATIENCE_S
 from kclrun.simulation.user_code import UserCode
 from tests.support.storms.pausing import end_pauses
 
@@ -73,7 +73,7 @@ class Calm:
         """The services work again, user code stops failing, an operator resumes halted leases."""
         fleet = self._fleet
         fleet.table.faults = CALM
-        fleet.table.kinesis_failing = 0.0
+        fleet.table.network.kinesis_failing = 0.0
         fleet.stream.faults = StreamFaults()
         kind = fleet.world.user_code
         self._deploy(

@@ -6,8 +6,8 @@ from functools import partial
 import msgspec
 
 from kclrun.protocol.writes import ResumeLease
-from kclrun.simulation.shards import StreamFaults
-from kclrun.simulation.table import FaultRates
+from kclrun.simulation.network import FaultRates
+from kclrun.simulation.shards import StreamFaults, Traffic
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
 from tests.support.java.fleet import MixedFleet
@@ -137,7 +137,7 @@ def times(chance, every_s, until_s):
 
 def cold_start(seed):
     """Many hosts boot at once over an empty table, and each leaves at once, a little later."""
-    fleet = MixedFleet(seed, shards=16, records_per_s=16.0)
+    fleet = MixedFleet(seed, shards=16, traffic=Traffic(records_per_s=16.0))
     for number in range(10):
         fleet.after(0.0, partial(fleet.add_host, "ab"[number % 2], f"h{number}"))
     for number in range(10):
@@ -152,7 +152,7 @@ def rage(profile):
     fleet = MixedFleet(
         profile.seed,
         shards=profile.shards,
-        records_per_s=profile.records_per_s,
+        traffic=Traffic(records_per_s=profile.records_per_s),
         settings=profile.settings,
         user_code=profile.user_code,
         replay=f"tests/support/storms/dense.py: rage(dense_storm({profile.seed}))",

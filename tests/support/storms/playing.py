@@ -15,6 +15,7 @@ import msgspec
 from kclrun.leases.manager import LeaseManager
 from kclrun.simulation.fleet import BOOT_SPREAD_S, Fleet
 from kclrun.simulation.process import LeaseProcess
+from kclrun.simulation.shards import Traffic
 from kclrun.simulation.stories import RuleBroken
 from tests.support.java.fleet import MixedFleet
 from tests.support.storms.calm import Calm, MixedCalm
@@ -126,16 +127,17 @@ def play(
     fleet = MixedFleet(
         profile.seed,
         shards=profile.shards,
-        records_per_s=profile.records_per_s,
-        record_bytes=profile.record_bytes,
-        skew=profile.skew,
+        traffic=Traffic(
+            records_per_s=profile.records_per_s,
+            record_bytes=profile.record_bytes,
+            skew=profile.skew,
+        ),
         settings=profile.settings,
         user_code=profile.user_code,
         scan_page_rows=profile.scan_page_rows,
         replay=replay,
-        core_kind=core_kind,
-        process_kind=process_kind,
     )
+    fleet.core_kind, fleet.process_kind = core_kind, process_kind
     strikes = Strikes(fleet)
     _switch_on(fleet, profile)
     strikes.plan(profile.strikes)
@@ -143,7 +145,7 @@ def play(
         Pausing(fleet, profile.pause_every_s, profile.storm_s)
     fleet.table.faults = profile.table_faults
     fleet.stream.faults = profile.stream_faults
-    fleet.table.kinesis_failing = (
+    fleet.table.network.kinesis_failing = (
         profile.stream_faults.throttled + profile.stream_faults.unreachable
     )
     fleet.run_for(profile.storm_s)

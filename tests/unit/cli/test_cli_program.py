@@ -170,7 +170,7 @@ def test_local_makes_the_streams_named_with_one_shard_or_as_many_as_are_asked_fo
     monkeypatch.setattr(server, "run_local", lambda *_, streams, **__: served.append(streams) or 0)
 
     assert run_program(["local", "--stream", "orders", "--stream", "audits:3"]) == 0
-    assert served == [{"orders": 1, "audits": 3}]
+    assert [streams.shards for streams in served] == [{"orders": 1, "audits": 3}]
     for wrong in ("orders:0", "orders:", "orders:x", "a b:2"):
         assert run_program(["local", "--stream", wrong]) == 64
         assert "expected NAME or NAME:SHARDS" in capsys.readouterr().err
@@ -212,7 +212,7 @@ def test_local_makes_streams_where_an_application_of_this_environment_looks_for_
 
     assert run_program(["local", *arguments]) == 0
 
-    assert [(given["streams"], given["region"]) for given in ran] == [({"orders": 1}, region)]
+    assert [given["streams"] for given in ran] == [server.NewStreams({"orders": 1}, region)]
     if aws is None or "profile" not in aws:
         own = region if aws or "--region" in arguments else None
         there = EndpointSettings(region=own, endpoint_url="http://127.0.0.1:1")

@@ -20,6 +20,9 @@ PURE = (
     "requests",
     "sequence_numbers",
     "service",
+    "settings",
+    "shard_log",
+    "shard_map",
     "signatures",
     "stream",
 )

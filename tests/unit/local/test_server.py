@@ -13,7 +13,7 @@ import pytest
 
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.local import server
-from kclrun.local.server import start_embedded
+from kclrun.local.server import NewStreams, start_embedded
 from tests.patience import HUNG_S, until
 from tests.support.tables import over_rows
 from tests.unit.local.conftest import KEY, SECRET
@@ -290,7 +290,7 @@ def in_the_foreground(monkeypatch):
 def test_in_the_foreground_it_says_what_is_ready_and_ends_with_zero(
     in_the_foreground, number, capsys
 ):
-    streams = {"orders": 2, "returns": 1} if number == signal.SIGTERM else {}
+    streams = NewStreams({"orders": 2, "returns": 1} if number == signal.SIGTERM else {})
 
     assert in_the_foreground(lambda _: os.kill(os.getpid(), number), streams=streams) == 0
 
@@ -299,7 +299,7 @@ def test_in_the_foreground_it_says_what_is_ready_and_ends_with_zero(
         "Kinesis, DynamoDB with its streams, CloudWatch, S3, SQS, SNS and Firehose at http://127.0.0.1:"
     )
     assert more == (
-        ["Streams in us-east-1: orders (shards: 2), returns (shards: 1)"] if streams else []
+        ["Streams in us-east-1: orders (shards: 2), returns (shards: 1)"] if streams.shards else []
     )
 
 

@@ -12,16 +12,14 @@ from kclrun.errors import (
     Unavailable,
 )
 from kclrun.local import service as service_module
-from kclrun.local import stream as stream_module
+from kclrun.local import shard_log
 from kclrun.local.hash_ranges import even_ranges
 from kclrun.local.iterators import ShardQuery
 from kclrun.local.limits import Storage
 from kclrun.local.sequence_numbers import Numbering, ParsedNumber, parse
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.local.stream import (
-    PutEntry,
-    ShardLog,
-)
+from kclrun.local.shard_log import ShardLog
+from kclrun.local.stream import PutEntry
 from kclrun.model.record import IteratorType
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, hash_key_of
 from tests.support.tables import over_rows
@@ -110,7 +108,7 @@ SIZES = (1, 2, 3, 4, 5)
 @pytest.mark.parametrize("trimmed", range(len(SIZES) + 1))
 def test_a_trimmed_shard_reads_as_a_list_without_its_beginning(monkeypatch, batch, trimmed):
     """However many trimmed records its lists still hold."""
-    monkeypatch.setattr(stream_module, "_TRIM_BATCH", batch)
+    monkeypatch.setattr(shard_log, "_TRIM_BATCH", batch)
     storage, log, count = Storage(), ShardLog(0, WHOLE, (), START), len(SIZES)
     records = [log.append(b"x", "k", size, START + at, storage) for at, size in enumerate(SIZES)]
     for horizon in range(trimmed + 1):

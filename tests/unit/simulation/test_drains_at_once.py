@@ -8,6 +8,7 @@ import random
 import pytest
 
 from kclrun.simulation.fleet import Fleet
+from kclrun.simulation.shards import Traffic
 from kclrun.simulation.world import FleetSettings
 from tests.support.oracles.watch import Oracles
 
@@ -21,7 +22,8 @@ UNREAD_MAX_S = 1.5
 def five_hosts(seed):
     """One that had all sixteen shards for itself, and four that have just come."""
     settings = FleetSettings(failover_s=FAILOVER_S, poll_s=0.5)
-    fleet = Fleet(seed, shards=16, records_per_s=100, settings=settings, observer_kind=Oracles)
+    traffic = Traffic(records_per_s=100)
+    fleet = Fleet(seed, shards=16, traffic=traffic, settings=settings, observer_kind=Oracles)
     fleet.add_host("g", "a")
     fleet.run_for(20)
     for name in "bcde":

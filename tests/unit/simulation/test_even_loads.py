@@ -15,9 +15,7 @@ def fleet_of(skew, balance="load", seed=3):
     fleet = Fleet(
         seed,
         shards=SHARDS,
-        records_per_s=SHARDS * 4.0,
-        record_bytes=50_000,
-        skew=skew,
+        traffic=Traffic(records_per_s=SHARDS * 4.0, record_bytes=50_000, skew=skew),
         settings=FleetSettings(balance=balance, poll_s=5.0),
         observer_kind=Oracles,
     )

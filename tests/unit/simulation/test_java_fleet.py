@@ -144,7 +144,8 @@ class TakesWhatJavaRenews(LeaseManager):
 
 
 def test_a_manager_that_takes_what_a_java_worker_renews_is_caught():
-    fleet = mixed_fleet(5, java=1, shards=4, core_kind=TakesWhatJavaRenews)
+    fleet = mixed_fleet(5, java=1, shards=4)
+    fleet.core_kind = TakesWhatJavaRenews
     fleet.run_for(120)
     fleet.add_host("a", "h0")
 

@@ -3,7 +3,8 @@
 import pytest
 
 from kclrun.simulation.clocks import Scheduler
-from kclrun.simulation.table import CALM, FaultRates, SimulatedTable
+from kclrun.simulation.network import CALM, FaultRates
+from kclrun.simulation.table import SimulatedTable
 from kclrun.simulation.uplink import OfferPolls, Uplink
 from tests.unit.simulation.fleets import settled_fleet
 

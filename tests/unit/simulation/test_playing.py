@@ -12,9 +12,9 @@ import pytest
 from kclrun.errors import InvariantViolation
 from kclrun.simulation.delivery_queue import SimulatedDeliveryQueue
 from kclrun.simulation.fleet import Fleet
+from kclrun.simulation.network import FaultRates
 from kclrun.simulation.process import LeaseProcess
-from kclrun.simulation.shards import StreamFaults
-from kclrun.simulation.table import FaultRates
+from kclrun.simulation.shards import StreamFaults, Traffic
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
 from tests.support.oracles.watch import Oracles
@@ -131,7 +131,11 @@ def demanded(fleet, *, in_the_calm, after_s=90.0):
 def resharded_fleet():
     """Two hosts with eight children."""
     fleet = Fleet(
-        1, shards=4, records_per_s=8.0, settings=FleetSettings(poll_s=1.0), observer_kind=Oracles
+        1,
+        shards=4,
+        traffic=Traffic(records_per_s=8.0),
+        settings=FleetSettings(poll_s=1.0),
+        observer_kind=Oracles,
     )
     hosts = [fleet.add_host("a", "one"), fleet.add_host("a", "two")]
     fleet.run_for(60.0)

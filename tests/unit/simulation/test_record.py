@@ -47,7 +47,8 @@ def test_the_figures_of_a_what_if_are_those_of_a_fleet_whose_promises_are_checke
 
 def played(observer_kind, user_code):
     """Hosts freeze, die and drain, shards are split, merged and trimmed."""
-    fleet = Fleet(7, shards=4, records_per_s=20.0, observer_kind=observer_kind, user_code=user_code)
+    traffic = Traffic(records_per_s=20.0)
+    fleet = Fleet(7, shards=4, traffic=traffic, observer_kind=observer_kind, user_code=user_code)
     for number in range(3):
         fleet.add_host("ab"[number % 2], f"h{number}")
     fleet.run_for(60)

@@ -4,7 +4,7 @@ import pytest
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases.manager import LeaseManager
-from kclrun.simulation.table import FaultRates
+from kclrun.simulation.network import FaultRates
 from tests.examples import seeds
 from tests.support.storms.dense import recreating_storm
 from tests.support.storms.playing import play

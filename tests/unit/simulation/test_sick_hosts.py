@@ -14,6 +14,7 @@ from kclrun.leases.capacity import RECOVERY_MAX_S
 from kclrun.protocol.reports import ProcessorFailed
 from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.process import LeaseProcess
+from kclrun.simulation.shards import Traffic
 from kclrun.simulation.world import FleetSettings
 from tests.examples import seeds
 from tests.support.oracles.watch import Oracles
@@ -76,11 +77,11 @@ def fleet_of(hosts, seed=1):
     fleet = Fleet(
         seed,
         shards=6,
-        records_per_s=12.0,
+        traffic=Traffic(records_per_s=12.0),
         settings=settings,
-        process_kind=Mortal,
         observer_kind=Oracles,
     )
+    fleet.process_kind = Mortal
     for number in range(hosts):
         fleet.after(0.1 * number, lambda number=number: fleet.add_host("a", f"h{number}"))
     fleet.run_for(SICK_AT_S)

@@ -10,7 +10,7 @@ import pytest
 from kclrun.errors import InvariantViolation
 from kclrun.simulation import fleet as fleet_module
 from kclrun.simulation.clocks import Scheduler
-from kclrun.simulation.shards import StreamFaults
+from kclrun.simulation.shards import StreamFaults, Traffic
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
 from tests.support.java.fleet import MixedFleet
@@ -49,7 +49,7 @@ UNLISTED = StreamFaults(not_found=0.3, unreachable=0.2, throttled=0.1)
 def by_fan_out(seed):
     """Long enough that subscriptions are renewed, which takes five minutes."""
     settings = FleetSettings(fan_out=True)
-    fleet = MixedFleet(seed, shards=4, records_per_s=4.0, settings=settings)
+    fleet = MixedFleet(seed, shards=4, traffic=Traffic(records_per_s=4.0), settings=settings)
     for number in range(3):
         fleet.add_host("ab"[number % 2], f"h{number}")
     fleet.run_for(330)

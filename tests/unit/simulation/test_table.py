@@ -17,7 +17,8 @@ from kclrun.protocol.writes import (
     Unavailable,
 )
 from kclrun.simulation.clocks import Scheduler
-from kclrun.simulation.table import FaultRates, SimulatedTable
+from kclrun.simulation.network import FaultRates
+from kclrun.simulation.table import SimulatedTable
 from tests.support.tables import over_rows
 
 ME, OTHER = "kclrun:a:h:1", "kclrun:b:h:2"
@@ -89,13 +90,13 @@ def test_a_request_to_the_other_service_fails_after_its_patience_and_counts_once
     scheduler, table, _ = world
     reported: list[object] = []
     before = copy.copy(table.costs)
-    table.kinesis_failing = 1.0
-    table.ask_kinesis(lambda: "listed", reported.append, reported.append)
+    table.network.kinesis_failing = 1.0
+    table.network.ask_kinesis(lambda: "listed", reported.append, reported.append)
     scheduler.run_until(1.9)
     assert reported == []
     scheduler.run_until(3.0)
-    table.kinesis_failing = 0.0
-    table.ask_kinesis(lambda: "listed", reported.append, reported.append)
+    table.network.kinesis_failing = 0.0
+    table.network.ask_kinesis(lambda: "listed", reported.append, reported.append)
     scheduler.run_until(4.0)
 
     assert reported == ["timed out", "listed"]

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from kclrun.simulation.network import Costs
 from kclrun.simulation.observer import Tally
-from kclrun.simulation.table import Costs
 from kclrun.simulation.what_if import (
     OwnerSeries,
     Recorder,

@@ -22,11 +22,11 @@ from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import ShardGraph
 from kclrun.model.time import backoff_s
-from kclrun.spark.offset_planner import OffsetPlanner
+from kclrun.spark.offset_planner import DriverClock, OffsetPlanner
 from kclrun.spark.offsets import decode_offset, encode_offset, ranges_between
 from kclrun.spark.options import SourceSettings, Start, StartKind, StreamAddress
-from kclrun.spark.planning import batch_planner as planner_module
 from kclrun.spark.planning import shard_listing as lines_module
+from kclrun.spark.planning import shard_searches
 from kclrun.spark.planning.batch_planner import REPORTED_MAX
 from kclrun.spark.positions import (
     SHARD_END,
@@ -139,9 +139,7 @@ class World:
             self,
             self,
             SourceSettings(address=StreamAddress(stream="s"), start=start, **settings),
-            clock=lambda: self.elapsed,
-            wall=lambda: self.at + self.host_ahead_s,
-            wait=self.wait,
+            clock=DriverClock(lambda: self.elapsed, lambda: self.at + self.host_ahead_s, self.wait),
             chance=lambda: 0.5,
             calls_at_once=0,
         )
@@ -982,7 +980,7 @@ def test_a_look_at_which_all_shards_end_relates_the_shards_a_few_times_not_once_
 def test_what_the_driver_keeps_of_all_shards_stays_within_one_budget(monkeypatch, shards):
     # 0.65 MB a shard were 6 GB of a driver that plans for ten thousand.
     budget = 2**20
-    monkeypatch.setattr(planner_module, "ROWS_BYTES_TOTAL", budget)
+    monkeypatch.setattr(shard_searches, "ROWS_BYTES_TOTAL", budget)
     world = World(shards)
     for _ in range(30):
         world.wait(20)

@@ -10,7 +10,7 @@ from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol.writes import Applied, CreateLease
-from kclrun.spark.offset_planner import OffsetPlanner
+from kclrun.spark.offset_planner import DriverClock, OffsetPlanner
 from kclrun.spark.offsets import decode_offset, encode_offset, ranges_between
 from kclrun.spark.options import LeasesAt, SourceSettings, Start, StartKind, StreamAddress
 from kclrun.spark.positions import after, at_timestamp
@@ -38,9 +38,7 @@ def query(world, rows):
         world.port,
         world.port,
         SourceSettings(address=StreamAddress(stream=STREAM), start=start, inline_bytes_max=0),
-        clock=world.wall,
-        wall=world.wall,
-        wait=world.sleep,
+        clock=DriverClock(world.wall, world.wall, world.sleep),
         chance=lambda: 0.5,
         calls_at_once=0,
         table=rows,

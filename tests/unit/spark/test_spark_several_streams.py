@@ -14,7 +14,7 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import LATEST, ExtendedSequenceNumber
 from kclrun.model.stream import qualified, stream_key
 from kclrun.protocol.writes import CreateLease
-from kclrun.spark.offset_planner import OffsetPlanner, leases_of
+from kclrun.spark.offset_planner import DriverClock, OffsetPlanner, leases_of
 from kclrun.spark.offsets import (
     decode_offset,
     encode_offset,
@@ -70,9 +70,7 @@ class World:
             StreamsReader(ports) if several else ports[names[0]],
             StreamsAdmin(ports) if several else ports[names[0]],
             SourceSettings(address=StreamAddress(stream=",".join(names)), start=start, **settings),
-            clock=lambda: self.at,
-            wall=lambda: self.at,
-            wait=self.wait,
+            clock=DriverClock(lambda: self.at, lambda: self.at, self.wait),
             chance=lambda: 0.5,
             calls_at_once=0,
             table=table,

@@ -10,7 +10,7 @@ from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import Record
-from kclrun.spark.offset_planner import OffsetPlanner
+from kclrun.spark.offset_planner import DriverClock, OffsetPlanner
 from kclrun.spark.offsets import ranges_between
 from kclrun.spark.options import SourceSettings, Start, StartKind, StreamAddress
 from kclrun.spark.positions import SHARD_END, after
@@ -49,9 +49,7 @@ class World:
             self.reader,
             self.model,
             SourceSettings(address=StreamAddress(stream="s"), start=EARLIEST, **settings),
-            clock=lambda: self.elapsed,
-            wall=self.now,
-            wait=self.wait,
+            clock=DriverClock(lambda: self.elapsed, self.now, self.wait),
             chance=lambda: 0.5,
             calls_at_once=0,
         )
