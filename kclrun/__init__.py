@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kclrun.errors import FailedRecords, HaltShard, RetryLater
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.output import Output, OutputContext
 from kclrun.processor import Checkpointer, Context, RecordContext, RecordProcessor
 from kclrun.state.timers import Timer
 
@@ -36,6 +37,8 @@ __all__ = [
     "ExtendedSequenceNumber",
     "FailedRecords",
     "HaltShard",
+    "Output",
+    "OutputContext",
     "Producer",
     "Reading",
     "Record",

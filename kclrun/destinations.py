@@ -16,7 +16,7 @@ from typing import Any
 from kclrun.codec.values import Decode
 from kclrun.errors import SettingsError
 from kclrun.model.letter import LetterDestination
-from kclrun.model.output import OutputDestination, RowsOf
+from kclrun.model.output import OutputDestination, RowsOf, setting_of
 from kclrun.model.state import StateDestination
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import ClaimStore, LetterStore, Output, VersionStore
@@ -49,6 +49,8 @@ def open_output(
         return SqlOutput(place, of)
     if place.s3 is not None:
         return _object_output(place, of, kinesis.region, credentials, kept)
+    if place.use is not None:
+        return _user_output(place, place.use, of)
     if place.dynamodb is not None:
         from kclrun.aws.outputs.dynamodb import open_dynamodb_output
 
@@ -59,6 +61,26 @@ def open_output(
     from kclrun.outputs.message_output import MessageOutput
 
     return MessageOutput(place, of, open_sender(place, kinesis.region, credentials))
+
+
+def _user_output(place: OutputDestination, reference: str, of: RowsOf) -> Output:
+    """An output of user code. Its module is found as that of the processor was, which this process
+    has loaded before. Raises: ProcessorLoadError, SettingsError."""
+    from kclrun.loading import decoded_options, load_output
+    from kclrun.output import OutputContext
+    from kclrun.outputs.user_output import key_of, open_user_output
+
+    kind = load_output(reference, [], f"{setting_of(place.name)}.use")
+    context = OutputContext(
+        name=place.name,
+        options=decoded_options(kind, place.options),
+        application=of.application,
+        stream=of.stream,
+        shard_id=of.shard_id,
+        key=key_of(of, place.name),
+        fencing_token=of.token,
+    )
+    return open_user_output(kind, reference, context)
 
 
 def _object_output(

@@ -89,6 +89,7 @@ __all__ = [
     "ProcessorVerdict",
     "RecordError",
     "RetryLater",
+    "RowsRefused",
     "SegmentRefused",
     "ServiceError",
     "SettingsError",
