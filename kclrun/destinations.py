@@ -50,7 +50,7 @@ def open_output(
     if place.s3 is not None:
         return _object_output(place, of, kinesis.region, credentials, kept)
     if place.use is not None:
-        return _user_output(place, place.use, of)
+        return open_user_output_at(place, of)
     if place.dynamodb is not None:
         from kclrun.aws.outputs.dynamodb import open_dynamodb_output
 
@@ -63,14 +63,15 @@ def open_output(
     return MessageOutput(place, of, open_sender(place, kinesis.region, credentials))
 
 
-def _user_output(place: OutputDestination, reference: str, of: RowsOf) -> Output:
-    """An output of user code. Its module is found as that of the processor was, which this process
-    has loaded before. Raises: ProcessorLoadError, SettingsError."""
+def open_user_output_at(place: OutputDestination, of: RowsOf) -> Output:
+    """The output of user code at `place`. Its module is found as that of the processor was, which
+    this process has loaded before. Raises: ProcessorLoadError, SettingsError."""
     from kclrun.loading import decoded_options, load_output
     from kclrun.output import OutputContext
     from kclrun.outputs.user_output import key_of, open_user_output
 
-    kind = load_output(reference, [], f"{setting_of(place.name)}.use")
+    assert place.use is not None, "the settings name a class"
+    kind = load_output(place.use, [], f"{setting_of(place.name)}.use")
     context = OutputContext(
         name=place.name,
         options=decoded_options(kind, place.options),
@@ -80,7 +81,7 @@ def _user_output(place: OutputDestination, reference: str, of: RowsOf) -> Output
         key=key_of(of, place.name),
         fencing_token=of.token,
     )
-    return open_user_output(kind, reference, context)
+    return open_user_output(kind, place.use, context)
 
 
 def _object_output(

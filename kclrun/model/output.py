@@ -176,6 +176,17 @@ class RowsOf(msgspec.Struct, frozen=True, kw_only=True):
     letter: ExtendedSequenceNumber | None = None
 
 
+# For tests of a destination: no rows are sent.
+NO_ROWS: Final = RowsOf(
+    application="check",
+    stream="check",
+    stream_created_at=WallTime(0.0),
+    shard_id="check",
+    generation=0,
+    token=0,
+)
+
+
 def redriven(letter: ExtendedSequenceNumber) -> tuple[Cursor, Cursor]:
     """Where the rows of a letter begin, which names them at a destination, and where they end.
 
