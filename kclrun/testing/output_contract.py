@@ -145,8 +145,11 @@ class _Bench:
 
     def write(self, output: UserOutput, first: int, last: int, upto: Cursor) -> None:
         """Rows from `first` to before `last`, in one commit."""
-        output.add([output.encode(row)[0] for row in self.rows[first:last]], upto)
+        output.add(self.encoded(output, first, last), upto)
         output.commit()
+
+    def encoded(self, output: UserOutput, first: int, last: int) -> list[bytes]:
+        return [output.encode(row)[0] for row in self.rows[first:last]]
 
     def there(self) -> list[Row]:
         return [dict(row) for row in self._read()]
@@ -318,8 +321,10 @@ def _sends_again_after_a_crash(bench: _Bench) -> None:
     def lived(place: int) -> _Interrupted:
         stop = bench.interrupted(place, Crash())
         output = bench.begun()
+        given = bench.encoded(output, 0, 3)
         with stop, suppress(Crash):
-            bench.write(output, 0, 3, _CURSORS[0])
+            output.add(given, _CURSORS[0])
+            output.commit()
         return stop
 
     for place in _spread(lived(0).steps):
@@ -334,8 +339,9 @@ def _repeats_send_after_an_error(bench: _Bench) -> None:
     def lived(place: int) -> _Interrupted:
         stop = bench.interrupted(place, OSError("the connection is lost, says the contract"))
         output = bench.begun()
+        given = bench.encoded(output, 0, 3)
         with stop:  # rows are sent as they are added; a failure is kept for `commit`
-            output.add([output.encode(row)[0] for row in bench.rows[:3]], _CURSORS[0])
+            output.add(given, _CURSORS[0])
         with bench.allowed(f"send cannot be repeated after an error at {stop.line}"):
             output.commit()
         bench.require_all(
@@ -451,7 +457,7 @@ def _is_whole_after_a_crash(bench: _Bench) -> None:
         stop = bench.interrupted(place, Crash())
         output = bench.begun()
         bench.write(output, 0, 2, _CURSORS[0])
-        output.add([output.encode(row)[0] for row in bench.rows[2:4]], _CURSORS[1])
+        output.add(bench.encoded(output, 2, 4), _CURSORS[1])
         with stop, suppress(Crash):
             output.commit()
         return stop
@@ -489,7 +495,7 @@ def _repeats_commit_after_an_error(bench: _Bench) -> None:
         stop = bench.interrupted(place, OSError("the connection is lost, says the contract"))
         output = bench.begun()
         bench.write(output, 0, 2, _CURSORS[0])
-        output.add([output.encode(row)[0] for row in bench.rows[2:4]], _CURSORS[1])
+        output.add(bench.encoded(output, 2, 4), _CURSORS[1])
         is_away = False
         with stop:
             try:
