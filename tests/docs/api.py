@@ -19,6 +19,8 @@ MODULES = {
 _MADE_BY_THE_RUNTIME = {
     "Checkpointer",
     "Context",
+    "Output",
+    "OutputContext",
     "Reading",
     "RecordContext",
     "RecordProcessor",
