@@ -20,6 +20,7 @@ from kclrun.config.processing import WatermarkSettings
 from kclrun.config.schema import Settings, StreamSettings, stream_name
 from kclrun.config.yaml_reader import Document, read_yaml
 from kclrun.errors import SettingsError
+from kclrun.model.output import MAIN_OUTPUT
 from kclrun.model.policies import Order, Then
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
@@ -36,7 +37,6 @@ _FILLED: Final[Mapping[str, Any]] = {
 }
 _PLACES: Final = ("path", "s3", "sql", "dynamodb", "kinesis", "sqs", "sns", "firehose", "use")
 _NO_LETTERS: Final = {"dead_letter": {"path": "dead-letters"}}
-_NO_PLACE: Final = {"path": "rows", "roll": {}}
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,7 +191,7 @@ def plan_of(
             f" {REPLACED[name]}",
             DeprecationWarning,
         )
-    tree, decode = _without_decoder(settings)
+    tree, objects = _without_objects(settings)
     read = _settings(tree)
     faults, claim = faults or Faults(), claim or Claim()
     plan = Plan(
@@ -204,9 +204,7 @@ def plan_of(
     changed: dict[str, Any] = {
         name: value for name, value in (defaults or {}).items() if not _has(tree, name)
     }
-    if decode is not None:
-        changed["decode"] = decode
-    changed |= replaced
+    changed |= objects | replaced
     if "outputs" in replaced:
         changed["outputs"] = known_outputs(replaced["outputs"], replaced.get("schema"))
     return msgspec.structs.replace(plan, **changed)
@@ -225,14 +223,28 @@ def _has(given: SettingsLike | None, name: str) -> bool:
     return isinstance(inside, Mapping) and setting in inside
 
 
-def _without_decoder(settings: SettingsLike | None) -> tuple[SettingsLike | None, Any]:
-    """The settings, and a type or a function that stands for `decode` in them: YAML has texts."""
+def _without_objects(
+    settings: SettingsLike | None,
+) -> tuple[SettingsLike | None, dict[str, Any]]:
+    """The settings as YAML may have them, and apart from them what only a test has: a type or a
+    function as `decode`, and objects among the `options`."""
     if not isinstance(settings, Mapping):
-        return settings, None
-    decode = settings.get("decode")
-    if decode is None or isinstance(decode, str):
-        return settings, None
-    return {name: value for name, value in settings.items() if name != "decode"}, decode
+        return settings, {}
+    objects = {}
+    decode, options = settings.get("decode"), settings.get("options")
+    if decode is not None and not isinstance(decode, str):
+        objects["decode"] = decode
+    if options is not None and not _is_plain(options):
+        objects["options"] = options
+    return {name: value for name, value in settings.items() if name not in objects}, objects
+
+
+def _is_plain(options: object) -> bool:
+    try:
+        msgspec.msgpack.encode(options)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def _settings(given: SettingsLike | None) -> Settings:
@@ -265,17 +277,18 @@ def _filled(tree: dict[str, Any]) -> dict[str, Any]:
     if not tree.get("streams"):
         filled.setdefault("stream", "test")
     for name, output in tree.get("outputs", {}).items():
-        filled["outputs"] = filled["outputs"] | {name: _placed(output)}
+        filled["outputs"] = filled["outputs"] | {name: _placed(output, name)}
     if isinstance(tree.get("output"), Mapping):
-        filled["output"] = _placed(tree["output"])
+        filled["output"] = _placed(tree["output"], MAIN_OUTPUT)
     return filled
 
 
-def _placed(output: Any) -> Any:
-    """The output with a destination: without one it has the schema of its rows, and a name."""
+def _placed(output: Any, name: str) -> Any:
+    """The output with a destination: what counts for a test is its name, and the schema of its
+    rows."""
     if not isinstance(output, Mapping) or any(name in output for name in _PLACES):
         return output
-    return {**_NO_PLACE, **output}
+    return {"path": f"rows/{name}", "roll": {}, **output}
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
