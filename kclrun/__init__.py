@@ -19,6 +19,7 @@ from kclrun.errors import FailedRecords, HaltShard, RetryLater
 from kclrun.model.lease import PendingCheckpoint
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.output import Output, OutputContext
 from kclrun.processor import Checkpointer, Context, RecordContext, RecordProcessor
 from kclrun.state.keyed import Counter, KeyState, State, Table
 from kclrun.state.timers import Timer
@@ -45,6 +46,8 @@ __all__ = [
     "HaltShard",
     "KeyState",
     "PendingCheckpoint",
+    "Output",
+    "OutputContext",
     "Producer",
     "ProducerMetrics",
     "Reading",

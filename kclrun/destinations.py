@@ -16,7 +16,7 @@ from typing import Any
 from kclrun.codec.values import Decode
 from kclrun.errors import SettingsError
 from kclrun.model.letter import LetterDestination
-from kclrun.model.output import OutputDestination, RowsOf
+from kclrun.model.output import OutputDestination, RowsOf, setting_of
 from kclrun.model.state import StateDestination
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import ClaimStore, LetterStore, Output, VersionStore
@@ -49,6 +49,8 @@ def open_output(
         return SqlOutput(place, of)
     if place.s3 is not None:
         return _object_output(place, of, kinesis.region, credentials, kept)
+    if place.use is not None:
+        return open_user_output_at(place, of)
     if place.dynamodb is not None:
         from kclrun.aws.outputs.dynamodb import open_dynamodb_output
 
@@ -59,6 +61,27 @@ def open_output(
     from kclrun.outputs.message_output import MessageOutput
 
     return MessageOutput(place, of, open_sender(place, kinesis.region, credentials))
+
+
+def open_user_output_at(place: OutputDestination, of: RowsOf) -> Output:
+    """The output of user code at `place`. Its module is found as that of the processor was, which
+    this process has loaded before. Raises: ProcessorLoadError, SettingsError."""
+    from kclrun.loading import decoded_options, load_output
+    from kclrun.output import OutputContext
+    from kclrun.outputs.user_output import key_of, open_user_output
+
+    assert place.use is not None, "the settings name a class"
+    kind = load_output(place.use, [], f"{setting_of(place.name)}.use")
+    context = OutputContext(
+        name=place.name,
+        options=decoded_options(kind, place.options),
+        application=of.application,
+        stream=of.stream,
+        shard_id=of.shard_id,
+        key=key_of(of, place.name),
+        fencing_token=of.token,
+    )
+    return open_user_output(kind, place.use, context)
 
 
 def _object_output(

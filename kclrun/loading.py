@@ -31,6 +31,7 @@ from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.methods import METHODS, is_asynchronous, refuse_deferred, takes_records
 from kclrun.model.names import hint
 from kclrun.model.record import Decoding
+from kclrun.output import Output
 from kclrun.processor import RecordProcessor
 
 _REFERENCE: Final = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):(\w+)\Z")
@@ -77,6 +78,55 @@ def load_processor(
     return found
 
 
+# The methods of an output, and the arguments of the runtime's calls.
+_OUTPUT_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
+    "open": ("context",),
+    "send": ("rows",),
+    "begin": (),
+    "commit": ("rows", "after", "upto"),
+    "check_row": ("row",),
+    "try_rows": ("rows",),
+    "check": (),
+    "close": (),
+}
+
+
+def load_output(reference: str, paths: Sequence[Path], setting: str) -> type[Output]:
+    """The Output subclass that `module:Class` names; messages call the setting `setting`. Raises:
+    as `load_processor`."""
+    found = _load(setting, reference, paths)
+    if not isinstance(found, type) or not issubclass(found, Output):
+        raise ProcessorLoadError(
+            f"{setting}: {reference} is {_kind(found)}, not a subclass of Output\n"
+            "Write `class YourName(Output)`, with `from kclrun import Output`"
+        )
+    called = f"{setting}: {reference}"
+    refuse_bad_output(found, called)
+    return found
+
+
+def refuse_bad_output(output: type[Output], called: str) -> None:
+    """Refuse a class that cannot be an output; `called` names it in the message. Raises:
+    ProcessorLoadError."""
+    own = {name for name in _OUTPUT_METHODS if getattr(output, name) is not getattr(Output, name)}
+    kinds = own & {"send", "begin", "commit"}
+    if kinds not in ({"send"}, {"begin", "commit"}):
+        has = " and ".join(sorted(kinds)) or "none of them"
+        raise ProcessorLoadError(
+            f"{called} defines {has}\n"
+            "Write send(self, rows) for rows at least once, or begin(self) and commit(self, rows,"
+            " after, upto) for rows exactly once"
+        )
+    for name in sorted(own):
+        method, arguments = getattr(output, name), _OUTPUT_METHODS[name]
+        if inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):
+            raise ProcessorLoadError(
+                f"{called}: {name} is `async def` or has a `yield`: nothing in it would run\n"
+                "Write `def`; for asynchronous work call asyncio.run(...) in it"
+            )
+        _require_arguments(called, method, name, arguments)
+
+
 def kind_of(processor: type[RecordProcessor]) -> str:
     """BATCHES, RECORDS or ASYNC_RECORDS."""
     if not takes_records(processor, processor.__qualname__):
@@ -87,13 +137,18 @@ def kind_of(processor: type[RecordProcessor]) -> str:
 def _check_signatures(setting: str, reference: str, processor: type[RecordProcessor]) -> None:
     """Refuse a method that cannot take its arguments: its first call would halt every shard."""
     for name, arguments in METHODS.items():
-        try:
-            inspect.signature(getattr(processor, name)).bind("self", *arguments)
-        except TypeError as error:
-            raise ProcessorLoadError(
-                f"{setting}: {reference} cannot be called: {name} takes"
-                f" ({', '.join(('self', *arguments))}); {error}"
-            ) from None
+        _require_arguments(f"{setting}: {reference}", getattr(processor, name), name, arguments)
+
+
+def _require_arguments(
+    called: str, method: Callable[..., Any], name: str, arguments: tuple[str, ...]
+) -> None:
+    try:
+        inspect.signature(method).bind("self", *arguments)
+    except TypeError as error:
+        raise ProcessorLoadError(
+            f"{called} cannot be called: {name} takes ({', '.join(('self', *arguments))}); {error}"
+        ) from None
 
 
 def _load_kclpy(setting: str, reference: str, paths: Sequence[Path]) -> type[RecordProcessor]:
@@ -217,14 +272,16 @@ def _argument_of(kind: type, wanted: type, known: Mapping[Any, Any]) -> Any:
     return None
 
 
-def decoded_options(processor: type[RecordProcessor], options: Mapping[str, Any]) -> Any:
-    """`context.options`: the mapping of the settings, or what `options_as` of the processor makes
-    of it. Raises: SettingsError, without a value, for an option that this type does not know or
-    that has another type, and for one that is missing."""
-    wanted = processor.options_as
+def decoded_options(
+    user_code: type[RecordProcessor] | type[Output], options: Mapping[str, Any]
+) -> Any:
+    """`context.options`: the mapping of the settings, or what `options_as` of the processor or of
+    the output makes of it. Raises: SettingsError, without a value, for an option that this type
+    does not know or that has another type, and for one that is missing."""
+    wanted = user_code.options_as
     if wanted is None:
         return options
-    named = f"options: {processor.__qualname__} takes {getattr(wanted, '__qualname__', wanted)}"
+    named = f"options: {user_code.__qualname__} takes {getattr(wanted, '__qualname__', wanted)}"
     try:
         made = msgspec.convert(dict(options), wanted)
     except (msgspec.ValidationError, TypeError) as error:

@@ -68,23 +68,29 @@ def check_returned(method: str, result: object) -> None:
     Raises: ProcessorLoadError for a coroutine or a generator, work that has not begun; calling
     the method again would not change that.
     """
-    is_deferred = (
-        inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
-    )
-    if inspect.iscoroutine(result):
-        result.close()  # otherwise Python warns of it later, at another place
+    refuse_deferred_result(method, result)
     kind = type(result).__name__
-    if is_deferred:
-        raise ProcessorLoadError(
-            f"{method} returned a {kind}, and nothing of it has run: a method does its work and"
-            " returns None"
-        )
     if (method, kind) not in _dropped:
         _dropped.add((method, kind))
         warnings.warn(
             f"{method} returned a {kind}, which kclrun drops: rows leave with context.emit(row)",
             UserWarning,
             stacklevel=2,
+        )
+
+
+def refuse_deferred_result(method: str, result: object) -> None:
+    """Raises: ProcessorLoadError if `method` returned a coroutine or a generator: work that has not
+    begun, and that no repetition of the call begins."""
+    is_deferred = (
+        inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
+    )
+    if inspect.iscoroutine(result):
+        result.close()  # otherwise Python warns of it later, at another place
+    if is_deferred:
+        raise ProcessorLoadError(
+            f"{method} returned a {type(result).__name__}, and nothing of it has run: a method does"
+            " its work and returns None"
         )
 
 

@@ -28,6 +28,8 @@ MADE_BY_THE_RUNTIME = {
     "kclrun.Counter",
     "kclrun.Delivery",
     "kclrun.KeyState",
+    "kclrun.Output",
+    "kclrun.OutputContext",
     "kclrun.Reading",
     "kclrun.RecordContext",
     "kclrun.RecordProcessor",
@@ -39,10 +41,8 @@ MADE_BY_THE_RUNTIME = {
 
 # Public classes have these for the runtime alone.
 OF_THE_RUNTIME = {
-    "kclrun.Delivery.batch",
     "kclrun.Delivery.call_back",
     "kclrun.Delivery.deadline",
-    "kclrun.Delivery.settle",
 }
 
 

@@ -22,6 +22,7 @@ from kclrun.cli.messages import echo
 from kclrun.cli.reports import print_json
 from kclrun.cli.waiting import waiting_for
 from kclrun.errors import KclrunError, ServiceError, TableRefused
+from kclrun.loading import import_paths
 from kclrun.model.time import Instant
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ def _check_aws(configuration: Configuration, stage: Callable[[str, Stage], int])
     if configuration.settings.on_error.then == "dead-letter":
         codes.append(stage("letters", lambda: check_letters(aws)))
     if is_fleet:
-        codes += [stage(name, check_output) for name, check_output in output_checks(aws)]
+        paths = import_paths(configuration.settings.path, configuration.folder)
+        codes += [stage(name, check_output) for name, check_output in output_checks(aws, paths)]
     return next((code for code in codes if code), exit_codes.DRAINED)
 
 

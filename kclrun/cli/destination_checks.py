@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
 from kclrun import errors
+from kclrun.cli.user_code import check_user_output
 from kclrun.config.outputs import output_places
 from kclrun.config.state import state_place
 from kclrun.destinations import open_output, open_versions
-from kclrun.model.output import OutputDestination, RowsOf, setting_of
+from kclrun.model.output import NO_ROWS, OutputDestination, setting_of
 from kclrun.model.stream import ONLY_STREAM, is_loopback_host
-from kclrun.model.time import WallTime
 from kclrun.outputs.rolled_files import open_rolled_files
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws
-
-# For tests of a destination: no rows are sent.
-_NO_ROWS: Final = RowsOf(
-    application="check",
-    stream="check",
-    stream_created_at=WallTime(0.0),
-    shard_id="check",
-    generation=0,
-    token=0,
-)
 
 # By the first part of a URL.
 _PORTS: Final = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306}
@@ -41,16 +32,22 @@ def check_letters(aws: Aws) -> str:
     return checked("on_error.dead_letter", aws.letters)
 
 
-def output_checks(aws: Aws) -> tuple[tuple[str, Callable[[], str]], ...]:
+def output_checks(
+    aws: Aws, paths: Sequence[Path] | None = None
+) -> tuple[tuple[str, Callable[[], str]], ...]:
     """The store of the state, and the outputs of the fleet that are destinations of their own, each
-    by its setting, with a test of it."""
-    outputs = tuple(
-        (setting_of(place.name), partial(_check_output, aws, place))
-        for place in output_places(aws.settings, ONLY_STREAM)
-    )
+    by its setting, with a test of it. Outputs of user code are found in the folders `paths`;
+    without these they are not tested."""
+    outputs: list[tuple[str, Callable[[], str]]] = []
+    for place in output_places(aws.settings, ONLY_STREAM):
+        if place.use is None:
+            outputs.append((setting_of(place.name), partial(_check_output, aws, place)))
+        elif paths is not None:
+            check = partial(check_user_output, aws.settings, place, paths)
+            outputs.append((setting_of(place.name), check))
     state = state_place(aws.settings)
     if state is None:
-        return outputs
+        return tuple(outputs)
     store = partial(open_versions, state, "check", aws.kinesis, aws.credentials.current)
     return (("state", partial(checked, "state", store)), *outputs)
 
@@ -58,10 +55,10 @@ def output_checks(aws: Aws) -> tuple[tuple[str, Callable[[], str]], ...]:
 def _check_output(aws: Aws, place: OutputDestination) -> str:
     """The destination in words, as `checked`."""
     opening: Callable[[], Checkable] = partial(
-        open_output, place, _NO_ROWS, aws.kinesis, aws.credentials.current
+        open_output, place, NO_ROWS, aws.kinesis, aws.credentials.current
     )
     if place.grows:
-        opening = partial(open_rolled_files, place, _NO_ROWS)  # only its folder is looked at
+        opening = partial(open_rolled_files, place, NO_ROWS)  # only its folder is looked at
     try:
         return checked(setting_of(place.name), opening)
     except errors.Unavailable as error:

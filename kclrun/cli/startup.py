@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from kclrun.aws import patience
@@ -35,8 +36,9 @@ from kclrun.ports import StreamSummary
 T = TypeVar("T")
 
 
-def open_world(settings: Settings) -> FleetServices:
-    """The clients of the manager, after checks: streams found, lease table usable.
+def open_world(settings: Settings, paths: Sequence[Path] | None = None) -> FleetServices:
+    """The clients of the manager, after checks: streams found, lease table usable. `paths` are the
+    folders of user code, whose outputs are checked too.
 
     Raises: SettingsError, NotFound (with the names of all missing streams), AccessDenied,
     TableRefused; Unavailable if AWS has not answered within `aws.start_timeout`.
@@ -63,7 +65,7 @@ def open_world(settings: Settings) -> FleetServices:
             partial(check_letters, aws),
             "on_error.dead_letter, to see whether it can be written to",
         )
-    for name, check in output_checks(aws):
+    for name, check in output_checks(aws, paths):
         patient(check, f"{name}, to see whether it can be written to")
     consumers: Mapping[StreamKey, str] = {}
     if settings.fetch.mode == "fan-out":

@@ -16,7 +16,7 @@ import sys
 import time
 import types
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,19 +25,22 @@ import psutil
 
 from kclrun.cli.child_lines import open_pidfd
 from kclrun.codec.values import Decode
+from kclrun.destinations import open_user_output_at
 from kclrun.emit_calls import EmitCall, emit_calls, state_uses
-from kclrun.errors import HostRefused, ProcessorLoadError, SettingsError
+from kclrun.errors import HostRefused, ProcessorLoadError, SettingsError, SinkError
 from kclrun.loading import (
     decoded_options,
     kind_of,
     load_decoder,
     load_decoding,
     load_function,
+    load_output,
     load_pipeline,
     load_processor,
     try_script,
 )
 from kclrun.manager.launcher import adopt_orphans
+from kclrun.model.output import NO_ROWS, OutputDestination, naming_output, setting_of
 
 # After its answer the process ends by itself, unless user code has left a thread running.
 _END_MAX_MS: Final = 1000
@@ -47,9 +50,12 @@ _SAID_BYTES_MAX: Final = 64 * 1024
 
 class Loaded(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer: why the import failed; or the kind of each processor, by its setting, and the
-    calls of `emit` and the uses of the state in their sources."""
+    calls of `emit` and the uses of the state in their sources. Of an output that was checked:
+    the `words` of its class, or why it is `away`."""
 
     error: str | None = None
+    words: str = ""
+    away: str | None = None
     kinds: dict[str, str] = {}
     emits: list[EmitCall] = []
     state_uses: list[str] = []
@@ -209,6 +215,13 @@ def _loaded(named: Sequence[tuple[str, str]], folders: Sequence[Path], options: 
                     emits += emit_calls(processor)
                     uses += state_uses(processor)
                     try_script(setting, reference, folders)
+                case "use":
+                    output = load_output(reference, folders, setting)
+                    with naming_output(_output_of(setting)):
+                        for given in options.get(setting, ()):
+                            decoded_options(output, given)
+                case "check":
+                    return _checked(_output_of(setting), reference, folders, options[setting][0])
                 case "pipeline":
                     load_pipeline(reference, folders)
                 case _:
@@ -216,6 +229,22 @@ def _loaded(named: Sequence[tuple[str, str]], folders: Sequence[Path], options: 
     except (ProcessorLoadError, SettingsError) as error:
         return Loaded(error=str(error))
     return Loaded(kinds=kinds, emits=emits, state_uses=uses)
+
+
+def _output_of(setting: str) -> str:
+    """The name of the output in `output.use` and `outputs.late.use`."""
+    return setting.split(".")[-2]
+
+
+def _checked(name: str, reference: str, folders: Sequence[Path], options: dict[str, Any]) -> Loaded:
+    """Open an output of user code, and let it look at its destination."""
+    load_output(reference, folders, setting_of(name))
+    place = OutputDestination(name=name, use=reference, options=options)
+    try:
+        with closing(open_user_output_at(place, NO_ROWS)) as output, naming_output(name):
+            return Loaded(words=output.check())
+    except SinkError as error:
+        return Loaded(away=str(error))
 
 
 def _main(arguments: Sequence[str]) -> int:

@@ -25,9 +25,10 @@ from kclrun.config.schema import (
     StreamSettings,
 )
 from kclrun.emit_calls import refuse_state_uses, refuse_unknown_outputs
-from kclrun.errors import ProcessorLoadError, SettingsError
+from kclrun.errors import ProcessorLoadError, SettingsError, Unavailable
 from kclrun.loading import ASYNC_RECORDS, BATCHES, GLUE, import_paths
 from kclrun.manager.launcher import lease_environment
+from kclrun.model.output import OutputDestination, setting_of
 
 
 def output_folder(settings: Settings) -> Path | None:
@@ -101,6 +102,8 @@ def require_folder(setting: str, folder: Path) -> None:
 # An import of pandas or of a model from a cold disk takes some ten seconds. An import that takes a
 # minute hangs.
 _IMPORT_MAX_S: Final = 60
+# Both the import and the look at the destination.
+_CHECK_MAX_S: Final = 60
 
 
 def named_user_code(configuration: Configuration) -> Mapping[str, str]:
@@ -118,11 +121,21 @@ def named_user_code(configuration: Configuration) -> Mapping[str, str]:
         **processors,
         **_decoders(settings),
         **_carrier(settings),
+        **_outputs(settings),
         "pipeline": settings.pipeline,
         "summary": settings.summary,
         "embedded.fill.source": fill.source if fill is not None else None,
     }
     return {setting: reference for setting, reference in named.items() if reference is not None}
+
+
+def _outputs(settings: Settings) -> dict[str, str]:
+    """The outputs of user code, by setting."""
+    return {
+        f"{setting_of(name)}.use": output.use
+        for name, output in named_outputs(settings)
+        if output.use is not None
+    }
 
 
 def _processors(settings: Settings) -> dict[str, str]:
@@ -144,8 +157,10 @@ def _processor_settings(settings: Settings) -> list[tuple[str, StreamSettings]]:
 
 
 def _options(settings: Settings) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-    """The options of the streams, by the setting that names their processor."""
-    options: dict[str, list[Mapping[str, Any]]] = {}
+    """The options of the streams and the outputs, by the setting that names the user code."""
+    options: dict[str, list[Mapping[str, Any]]] = {
+        f"{setting_of(name)}.use": [output.options] for name, output in named_outputs(settings)
+    }
     for setting, source in _processor_settings(settings):
         options.setdefault(setting, []).append(source.options)
     return options
@@ -196,6 +211,7 @@ def require_user_code(configuration: Configuration, outputs: Sequence[str] | Non
             **_processors(configuration.settings),
             **_decoders(configuration.settings),
             **_carrier(configuration.settings),
+            **_outputs(configuration.settings),
         }
         processors = {setting: named.pop(setting) for setting in of_leases}
         only = configuration.settings.environment.only
@@ -210,6 +226,35 @@ def require_user_code(configuration: Configuration, outputs: Sequence[str] | Non
     refuse_unknown_outputs([call for trial in trials for call in trial.emits], outputs)
     if configuration.settings.state is None and configuration.settings.engine == "fleet":
         refuse_state_uses([place for trial in trials for place in trial.state_uses])
+
+
+def check_user_output(settings: Settings, place: OutputDestination, paths: Sequence[Path]) -> str:
+    """Let an output of user code look at its destination, in a process of its own with the
+    environment of a lease process. Returns: the destination in words. Raises: SettingsError;
+    Unavailable if it is away."""
+    assert place.use is not None, "it is one of user code"
+    environment = lease_environment(os.environ, settings.environment.only)
+    named = setting_of(place.name)
+    trial = try_import(
+        own_module("kclrun.cli.trial_import"),
+        {f"{named}.check": place.use},
+        paths,
+        environment,
+        options={f"{named}.check": [place.options]},
+        within_s=_CHECK_MAX_S,
+    )
+    if trial.loaded is None:
+        if trial.exit_code is None:
+            raise Unavailable(f"{named}: {place.use}.check takes longer than {_CHECK_MAX_S} s")
+        said = trial.said.strip() or f"its check ended with exit code {trial.exit_code}"
+        raise Unavailable(f"{named}: {said}")
+    if trial.loaded.error is not None:
+        raise SettingsError(
+            trial.loaded.error + _on_withheld_variables(trial.loaded.error, environment)
+        )
+    if trial.loaded.away is not None:
+        raise Unavailable(trial.loaded.away)
+    return trial.loaded.words
 
 
 def _require_fit(settings: Settings, kinds: Mapping[str, str]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from kclrun.config.names import (
     BucketUrl,
     DeliveryStreamName,
+    OutputRef,
     QueueName,
     StreamName,
     TableReference,
@@ -62,6 +63,9 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
     firehose: Annotated[
         DeliveryStreamName | None, documented("records of a delivery stream; its name")
     ] = None
+    use: Annotated[
+        OutputRef | None, documented("an output of your own: module:Class, a kclrun.Output")
+    ] = None
     format: Annotated[
         str | None,
         documented(
@@ -94,7 +98,10 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
     buffer: Annotated[
         ByteSize, documented("bytes of rows that wait for the destination before the lease waits")
     ] = ByteSize(64 * 2**20)
-    options: Annotated[SparkOptions, documented("spark: options of that format")] = {}
+    options: Annotated[
+        dict[str, Any],
+        documented("use: what your class reads as context.options; spark: options of that format"),
+    ] = {}
     mode: Annotated[
         Literal["append", "update", "complete"], documented("spark: which rows a batch writes")
     ] = "append"

@@ -51,6 +51,7 @@ ProcessorRef = Annotated[
         " like module:Class, or kclpy:script.py",
     ),
 ]
+OutputRef = Annotated[str, spelled(rf"^{_CODE}$", " like module:Class")]
 FunctionRef = Annotated[str, spelled(rf"^{_CODE}$", " like module:function")]
 DecodeRef = Annotated[
     str,

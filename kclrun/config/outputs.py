@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
-from typing import Final
+from typing import Any, Final
 
 from kclrun.config.convert import Problem
 from kclrun.config.destinations import OutputSettings, RollSettings
@@ -28,7 +28,17 @@ OUTPUTS_MAX: Final = 4
 _NAME: Final = re.compile(r"[a-z0-9_-]{1,32}")
 # `s3://bucket`, and `s3:/bucket`: a wrongly written path would be a folder named `s3:`.
 URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")
-_DESTINATIONS: Final = ("path", "s3", "sql", "dynamodb", "kinesis", "sqs", "sns", "firehose")
+_DESTINATIONS: Final = (
+    "path",
+    "s3",
+    "sql",
+    "dynamodb",
+    "kinesis",
+    "sqs",
+    "sns",
+    "firehose",
+    "use",
+)
 # The settings of an output that are for some destinations only; the others are for all of them.
 _FITS: Final[Mapping[str, frozenset[str]]] = {
     "format": frozenset({"path", "s3", "kinesis", "sqs", "sns", "firehose"}),
@@ -44,7 +54,7 @@ _FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
     "s3": ("json", "parquet"),
 }
 _KINDS: Final[Mapping[str, str]] = {"sqs": "queue", "sns": "topic"}
-_OF_SPARK: Final = ("options", "mode", "partition_by")
+_OF_SPARK: Final = ("mode", "partition_by")
 _WITHOUT_EFFECT_ON_SPARK: Final = ("roll", "buffer")
 _PLAIN: Final = OutputSettings()
 
@@ -68,7 +78,7 @@ def output_rules(settings: Settings) -> Iterator[Problem]:
                 ("outputs", name),
                 "is not the name of an output: 1 to 32 of a-z, 0-9, _ and -, and not `output`",
             )
-    seen: dict[tuple[str, str | None, str | None], str] = {}
+    seen: list[tuple[Any, str]] = []
     for name, output in named:
         at = _at(name)
         destinations = _destinations(output)
@@ -78,12 +88,14 @@ def output_rules(settings: Settings) -> Iterator[Problem]:
         yield from _fitting(at, output, destinations[0])
         yield from _complete(at, output, destinations[0])
         yield from schema_rule(at, output)
-        place = (destinations[0], getattr(output, destinations[0]), output.table)
-        first = seen.setdefault(place, name)
-        if first != name:
-            yield Problem(
-                (*at, destinations[0]), f"is the destination of {setting_of(first)} already"
-            )
+        # Two outputs of one class write to two places, as their options say.
+        place = (destinations[0], getattr(output, destinations[0]), output.table, output.options)
+        for other, first in seen:
+            if other == place:
+                yield Problem(
+                    (*at, destinations[0]), f"is the destination of {setting_of(first)} already"
+                )
+        seen.append((place, name))
         if output.kinesis is not None and stream_name(output.kinesis) in {
             stream_name(source.name) for source in settings.sources
         }:
@@ -108,6 +120,9 @@ def spark_output_rules(settings: Settings) -> Iterator[Problem]:
                 "is for engine: fleet; on Spark the output is a `format` with its `options`, in"
                 " the folder or s3a:// place `path`",
             )
+    for name, value in output.options.items():
+        if not isinstance(value, str | int | float | bool):
+            yield Problem(("output", "options", name), "expected a text, a number or a switch")
 
 
 def unused_output_settings(output: OutputSettings) -> list[str]:
@@ -162,6 +177,8 @@ def _fitting(at: Path, output: OutputSettings, destination: str) -> Iterator[Pro
     for name in _OF_SPARK:
         if getattr(output, name) != getattr(_PLAIN, name):
             yield Problem((*at, name), "is for engine: spark")
+    if output.options and destination != "use":
+        yield Problem((*at, "options"), "is for engine: spark, and for an output with `use`")
     formats = _FORMATS.get(destination, ("json",))
     if output.format is not None and destination in _FITS["format"]:
         if output.format not in formats:
@@ -214,11 +231,12 @@ def _place(
     path = output.path
     if path is not None and stream:
         path = str(PurePath(path) / stream_name_of(stream))
-    is_service = destination not in {"path", "sql"}
+    is_service = destination not in {"path", "sql", "use"}
     return OutputDestination(
         name=name,
         **{setting: getattr(output, setting) for setting in _DESTINATIONS if setting != "path"},
         path=path,
+        options=output.options if output.use is not None else {},
         format=output.format or "json",
         roll_s=0.0 if roll is None else float(roll.every),
         roll_bytes=0 if roll is None else int(roll.size),

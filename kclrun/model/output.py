@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -176,6 +176,17 @@ class RowsOf(msgspec.Struct, frozen=True, kw_only=True):
     letter: ExtendedSequenceNumber | None = None
 
 
+# For tests of a destination: no rows are sent.
+NO_ROWS: Final = RowsOf(
+    application="check",
+    stream="check",
+    stream_created_at=WallTime(0.0),
+    shard_id="check",
+    generation=0,
+    token=0,
+)
+
+
 def redriven(letter: ExtendedSequenceNumber) -> tuple[Cursor, Cursor]:
     """Where the rows of a letter begin, which names them at a destination, and where they end.
 
@@ -245,7 +256,8 @@ def roll_begin(name: str) -> Cursor | None:
 class OutputDestination(msgspec.Struct, frozen=True, kw_only=True):
     """One output of the settings, resolved: a lease process opens its destination from this.
 
-    Exactly one of `path`, `s3`, `sql`, `dynamodb`, `kinesis`, `sqs`, `sns` and `firehose` is set.
+    Exactly one of `path`, `s3`, `sql`, `dynamodb`, `kinesis`, `sqs`, `sns`, `firehose` and `use` is
+    set. `use` names a class of user code, which gets `options`.
     `s3` is an URL `s3://bucket/prefix`; the others are names, URLs or ARNs. `roll_s` and
     `roll_bytes` end a file or an object; both are 0 for a file that grows (`path`). `key` names
     columns: the key of an upsert, or the column that orders messages. `aggregates`: rows of a
@@ -262,6 +274,8 @@ class OutputDestination(msgspec.Struct, frozen=True, kw_only=True):
     sqs: str | None = None
     sns: str | None = None
     firehose: str | None = None
+    use: str | None = None
+    options: dict[str, Any] = {}
     format: str = "json"
     roll_s: float = 0.0
     roll_bytes: int = 0
@@ -281,8 +295,10 @@ class OutputDestination(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stores_cursor(self) -> bool:
-        """Whether the destination keeps its cursor with its rows, so that they are there once."""
-        return self.s3 is not None or self.sql is not None or (bool(self.path) and not self.grows)
+        """Whether the destination keeps its cursor with its rows, so that they are there once; one
+        of user code may, which is known when its class is loaded."""
+        is_rolled = bool(self.path) and not self.grows
+        return is_rolled or any(it is not None for it in (self.s3, self.sql, self.use))
 
     def __repr__(self) -> str:
         """Without the addresses: that of a database may have a password in it."""

@@ -81,4 +81,6 @@ def output_in_words(place: OutputDestination, generation: int) -> str:
         return f"rows are inserted again into {place.table}, beside those of before"
     if place.dynamodb is not None:
         return f"items are put again into {place.dynamodb}, over those of the same key"
+    if place.use is not None:
+        return f"rows are given to {place.use} again, with another key; those of before stay"
     return "messages are sent again; a FIFO queue or topic takes them, too"

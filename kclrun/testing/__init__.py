@@ -13,18 +13,23 @@ from kclrun.testing.contracts import (
     assert_order_independent,
 )
 from kclrun.testing.crashes import Crash
+from kclrun.testing.output_contract import assert_output_contract
+from kclrun.testing.plans import Claim, Faults
 from kclrun.testing.records import make_aggregate, make_record, make_records
 from kclrun.testing.runs import replay, run_processor
 from kclrun.testing.traps import EventTimeWarning
 
 __all__ = [
     "Call",
+    "Claim",
     "Crash",
     "EventTimeWarning",
+    "Faults",
     "Run",
     "assert_any_order_gives_the_same",
     "assert_idempotent",
     "assert_order_independent",
+    "assert_output_contract",
     "make_aggregate",
     "make_record",
     "make_records",

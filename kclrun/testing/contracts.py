@@ -6,17 +6,20 @@ from __future__ import annotations
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from kclrun.calling.in_memory.life import Run
 from kclrun.model.record import Record
 from kclrun.processor import RecordProcessor
+from kclrun.testing.plans import plan_of
 from kclrun.testing.records import RecordLike, make_records
-from kclrun.testing.runs import replay, run_processor
+from kclrun.testing.runs import replay_planned, run_planned
 
 Result = Callable[[Run], object]
+# No settings have it: batches are of another size for each seed.
+_OF_THE_SEED: Final = 0
 
 
 def _result(run: Run) -> object:
@@ -59,14 +62,14 @@ def assert_any_order_gives_the_same(
     seeds: Iterable[int] = range(25),
     concurrency: int = 64,
     result: Result | None = None,
-    **settings: Any,
+    **run: Any,
 ) -> None:
     """Run a processor one record at a time, and then once for each seed with records at the same
     time, whose calls return in the order that the seed says.
 
     `result` is what must be the same: the rows of each output, the records given up, the last
     position, the state and the pending timers, unless you say otherwise; `run.processors` has the
-    instance. The other arguments are those of `run_processor`, such as `order="none"`.
+    instance. The other arguments are those of `run_processor`, such as `settings`.
     Raises: AssertionError with the seed and both results; the errors of the processor.
 
     >>> from kclrun import RecordProcessor
@@ -75,11 +78,13 @@ def assert_any_order_gives_the_same(
     ...         context.emit({"text": record.data.decode().upper()})
     >>> assert_any_order_gives_the_same(Shout, ["a", "b", "c"])
     """
-    kept, of = _made(records, settings), result or _result
-    expected = of(run_processor(processor, kept, **settings))
+    plan, of = plan_of(processor, **run), result or _result
+    kept = list(make_records(records, first_arrival_s=plan.first_arrival_s))
+    one_by_one = msgspec.structs.replace(plan, concurrency=None)
+    expected = of(run_planned(processor, kept, one_by_one))
     for seed in seeds:
-        run = run_processor(processor, kept, concurrency=concurrency, seed=seed, **settings)
-        _require_same(f"with seed={seed}", expected, of(run))
+        mixed = msgspec.structs.replace(plan, concurrency=concurrency, seed=seed)
+        _require_same(f"with seed={seed}", expected, of(run_planned(processor, kept, mixed)))
 
 
 def assert_idempotent(
@@ -89,11 +94,11 @@ def assert_idempotent(
     crashes: int = 25,
     fresh: Callable[[], object] | None = None,
     result: Result | None = None,
-    **settings: Any,
+    **run: Any,
 ) -> None:
     """Run a processor undisturbed, and then with a crash after so many records and a second life
     from the last checkpoint: at `crashes` places, evenly over the records, and with
-    `checkpoint="manual"` also in each of its own checkpoints.
+    `checkpoint.every: manual` also in each of its own checkpoints.
 
     It fails if a crash loses something (a count in `self` that began before the checkpoint) or,
     where `result` reads a system outside, leaves something twice (a row inserted, a file appended).
@@ -117,20 +122,19 @@ def assert_idempotent(
     AssertionError: with crash_after=2 the result is another
     ...
     """
-    kept, of = _made(records, settings), result or _result
-    defaults: dict[str, Any] = {"checkpoint": "batch", "batch_max": max(1, len(kept) // 4)}
-    settings = defaults | settings
+    kept = list(make_records(records, first_arrival_s=run.get("first_arrival_s")))
+    defaults = {"checkpoint": "batch", "batch_max": max(1, len(kept) // 4)}
+    plan, of = plan_of(processor, defaults=defaults, **run), result or _result
     _call(fresh)
-    undisturbed = run_processor(processor, kept, **settings)
+    undisturbed = run_planned(processor, kept, plan)
     expected = of(undisturbed)
     places = [("crash_after", at) for at in _spread(len(kept), crashes)]
-    if settings["checkpoint"] == "manual":
+    if plan.checkpoint == "manual":
         own = len(undisturbed.checkpoints)
         places += [("crash_at_checkpoint", at) for at in _spread(own, crashes)]
     for name, at in places:
         _call(fresh)
-        crashed: dict[str, Any] = {name: at}
-        found = of(replay(processor, kept, **crashed, **settings))
+        found = of(replay_planned(processor, kept, plan.crashing(name, at)))
         _require_same(f"with {name}={at}", expected, found)
 
 
@@ -142,7 +146,7 @@ def assert_order_independent(
     keep_key_order: bool = True,
     fresh: Callable[[], object] | None = None,
     result: Result | None = None,
-    **settings: Any,
+    **run: Any,
 ) -> None:
     """Run a processor over the records as they are, and then once for each seed over the same
     records in another order; those of one partition key keep theirs, unless `keep_key_order` says
@@ -159,20 +163,19 @@ def assert_order_independent(
     ...         context.emit({"text": record.data.decode().upper()})
     >>> assert_order_independent(Shout, [("k", "a"), ("k", "b"), ("l", "c")])
     """
-    kept, of = _made(records, settings), result or _unordered
+    plan, of = plan_of(processor, defaults={"batch_max": _OF_THE_SEED}, **run), result or _unordered
+    kept = list(make_records(records, first_arrival_s=plan.first_arrival_s))
+    is_cut = plan.batch_max == _OF_THE_SEED
+    if is_cut:
+        plan = msgspec.structs.replace(plan, batch_max=max(1, len(kept)))
     _call(fresh)
-    expected = of(run_processor(processor, kept, **settings))
+    expected = of(run_planned(processor, kept, plan))
     for seed in seeds:
         _call(fresh)
         mixed = _mixed(kept, random.Random(seed), keep_key_order=keep_key_order)
-        given = {"batch_max": 1 + seed % max(1, len(kept)), **settings}
-        run = run_processor(processor, mixed, **given)
-        _require_same(f"with seed={seed}", expected, of(run))
-
-
-def _made(records: Iterable[RecordLike], settings: dict[str, Any]) -> list[Record]:
-    """The records, which all runs get; `first_arrival_s` is of them and leaves the settings."""
-    return list(make_records(records, first_arrival_s=settings.pop("first_arrival_s", None)))
+        size = 1 + seed % max(1, len(kept))
+        cut = msgspec.structs.replace(plan, batch_max=size) if is_cut else plan
+        _require_same(f"with seed={seed}", expected, of(run_planned(processor, mixed, cut)))
 
 
 def _spread(count: int, most: int) -> list[int]:

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
 
-from kclrun.calling.in_memory.life import Life, Mode, Run
+import msgspec
+from typing_extensions import Unpack
+
+from kclrun.calling.in_memory.life import Life, Run
 from kclrun.calling.in_memory.records import inline_runner
 from kclrun.calling.in_memory.states import Ledger, MemoryState, Timing
 from kclrun.codec.values import Decode, decoder_of_type, decoding, is_value_type
@@ -16,92 +18,69 @@ from kclrun.errors import ProcessorLoadError
 from kclrun.loading import decoded_options, load_decoding
 from kclrun.model.lease import ClaimedLease
 from kclrun.model.output import MAIN_OUTPUT, setting_of
-from kclrun.model.policies import CheckpointPolicy, Concurrency, ErrorPolicy, Order, Then
+from kclrun.model.policies import CheckpointPolicy, Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record
 from kclrun.model.row_schema import RowSchema
-from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.processor import (
     Context,
     RecordProcessor,
 )
 from kclrun.testing.crashes import Crash, Crashes
+from kclrun.testing.plans import Claim, Faults, Plan, Replaced, SettingsLike, plan_of
 from kclrun.testing.record_runs import SeededRunners
 from kclrun.testing.records import RecordLike, make_records
-from kclrun.testing.traps import known_outputs, warn_of_times, warn_of_unused_time
-
-# The defaults of `fetch.batch_max` and `checkpoint.uncheckpointed_max`.
-_BATCH_MAX: Final = 10_000
-_UNCHECKPOINTED_MAX: Final = 100_000
+from kclrun.testing.traps import warn_of_times, warn_of_unused_time
 
 
 def run_processor(
     processor: type[RecordProcessor] | RecordProcessor,
     records: Iterable[RecordLike],
     *,
-    options: Mapping[str, Any] | None = None,
-    checkpoint: Mode = "auto",
-    batch_max: int = _BATCH_MAX,
-    uncheckpointed_max: int = _UNCHECKPOINTED_MAX,
+    settings: SettingsLike | None = None,
+    faults: Faults | None = None,
+    claim: Claim | None = None,
     end_of_shard: bool = True,
-    retries: int = 0,
-    then: Then = "halt",
-    position: ExtendedSequenceNumber = TRIM_HORIZON,
-    application: str = "test",
-    stream: str = "test",
-    shard_id: str = "shardId-000000000000",
-    fencing_token: int = 1,
-    crash_after: int | None = None,
-    crash_at_checkpoint: int | None = None,
-    decode: str | type | Decode | None = None,
-    schema: str | Mapping[str, str] | None = None,
-    concurrency: int | None = None,
-    order: Order = "key",
-    timeout_s: float | None = None,
-    seed: int | None = 0,
-    state: Mapping[str, Mapping[str, Any]] | None = None,
-    after: Run | None = None,
-    lateness_s: float = 10.0,
-    every_s: float = 1.0,
     wall_until: float | None = None,
-    idle_s: float | None = None,
-    outputs: Iterable[str] | None = None,
-    first_arrival_s: float | None = None,
+    **replaced: Unpack[Replaced],
 ) -> Run:
     """Run a processor over the records of one shard, as the runtime would.
 
-    Records at or below `position` are dropped. `checkpoint` is the setting of the same name:
-    `batch` writes one after each batch; `auto` only where the runtime must (at the end, and before
-    `uncheckpointed_max` is exceeded); with `manual` only the processor does. After the last record
-    the shard ends, or, with `end_of_shard=False`, the lease is given away. A call that raises is
-    repeated `retries` times, with its rows taken back and without the records it checkpointed; then
-    the error is raised to you, or with `then` as in `on_error.then` the records at fault are given
-    up. As in production `shutdown_requested` is called once, `initialize` again with a new
-    instance, and an error of the settings is not repeated. `schema` is `output.schema`, or a schema
-    for each output by its name; `outputs` are the names in the setting `outputs`: a row for another
-    name is refused, as in production; left out, every name has rows. `decode` is the setting, or a
-    type or a function itself (for `glue` a function); without it `decode_as`. `state` is what
-    `context.state` holds at first, as key → name → value; so are timers and watermark `after`
-    another run.
+    `settings` are those of the application: a mapping, the text of a YAML file, or `Settings`. They
+    are checked as `kclrun --config` checks them; a test writes the part that counts for it, such
+    as `settings={"checkpoint": {"every": "batch"}, "fetch": {"batch_max": 2}}`. `faults` are
+    crashes, and the order in which calls return that run at the same time. `claim` is what the
+    lease has at the start: position, state, timers.
 
-    Timers fire as they would in production, with `watermark: {lateness, every, idle}` as
-    `lateness_s`, `every_s` and `idle_s`. The test has the clock of the machine, and of Kinesis: it
-    is the arrival time of the record that is given next, and goes on to `wall_until` (seconds since
-    the epoch) behind the last one. Between two records the shard is read to its end. A record
-    without an arrival of its own arrives at the end of tomorrow, and one more each second, or from
-    `first_arrival_s` on: see `make_records`. An `event_time` of after the arrival counts as the
+    With `checkpoint.every: batch` a checkpoint is written after each batch; with a duration only
+    where the runtime must (at the end, and before `uncheckpointed_max` is exceeded); with `manual`
+    only the processor writes them. After the last record the shard ends, or, with
+    `end_of_shard=False`, the lease is given away. A call that raises is repeated `on_error.retries`
+    times (0 where a test does not say), with its rows taken back and without the records it
+    checkpointed; then the error is raised to you, or as `on_error.then` says the records at fault
+    are given up. As in production `shutdown_requested` is called once, `initialize` again with a
+    new instance, and an error of the settings is not repeated. Emitted rows fit the `schema` of
+    their output; a row for an output that the settings do not have is refused, unless they have
+    none. `decode` may be a type or a function itself (for `glue` a function). Of several `streams`
+    it is the one that names the class, or the first.
+
+    Timers fire as they would in production, as `watermark` says. The test has the clock of the
+    machine, and of Kinesis: it is the arrival time of the record that is given next, and goes on
+    to `wall_until` (seconds since the epoch) behind the last one. Between two records the shard is
+    read to its end. A record without an arrival of its own arrives at the end of tomorrow, and one
+    more each second: see `make_records`. An `event_time` of after the arrival counts as the
     arrival, as in production, and is an EventTimeWarning.
 
-    A `process_record` gets the records one by one, or with `concurrency` (and `order`, `timeout_s`)
-    as the setting does: the `seed` says in which order the calls return. `async def` runs in a time
-    of its own, in which a sleep takes no time; with `seed=None` in real time.
+    A `process_record` gets the records one by one, or as `concurrency` says: `faults.seed` says in
+    which order the calls return. `async def` runs in a time of its own, in which a sleep takes no
+    time; with `seed=None` in real time. After a crash no further method is called.
 
-    `crash_after` ends the process after so many records (calls, of a `process_record`), when the
-    last call has returned and nothing is checkpointed for it. `crash_at_checkpoint=n` ends it in
-    the n-th call of `checkpoint()`, before it is written. No further method is called then.
+    `replaced` are keywords of before kclrun 1.0, such as `checkpoint="batch"`. Each works until
+    2.0, with a DeprecationWarning that says what to write instead.
 
-    Raises: the errors of the processor; SettingsError for a row to an output that `outputs` does
-    not name; StaleCheckpoint into the processor, as in production; ProcessorLoadError for a method
-    that is `async def` or a generator; ProcessorError if under `manual` it never checkpoints.
+    Raises: the errors of the processor; SettingsError for settings that are wrong, and for a row
+    to an output that they do not have; StaleCheckpoint into the processor, as in production;
+    ProcessorLoadError for a method that is `async def` or a generator; ProcessorError if under
+    `manual` it never checkpoints.
 
     >>> from kclrun import RecordProcessor
     >>> class Shout(RecordProcessor):
@@ -110,7 +89,7 @@ def run_processor(
     ...     def process_records(self, batch, checkpointer):
     ...         for record in batch:
     ...             self.emit({"text": record.data.decode().upper()})
-    >>> run = run_processor(Shout, ["a", "b", "c"], batch_max=2)
+    >>> run = run_processor(Shout, ["a", "b", "c"], settings={"fetch": {"batch_max": 2}})
     >>> run.rows
     [{'text': 'A'}, {'text': 'B'}, {'text': 'C'}]
     >>> [call.name for call in run.calls]
@@ -118,34 +97,57 @@ def run_processor(
     >>> str(run.position)
     'SHARD_END'
     """
+    plan = plan_of(
+        processor,
+        settings=settings,
+        faults=faults,
+        claim=claim,
+        end_of_shard=end_of_shard,
+        wall_until=wall_until,
+        **replaced,
+    )
+    return run_planned(processor, records, plan)
+
+
+def run_planned(
+    processor: type[RecordProcessor] | RecordProcessor, records: Iterable[RecordLike], plan: Plan
+) -> Run:
+    """As `run_processor`, from what its arguments mean."""
+    at_once = plan.concurrency
     life = Life(
         Ledger(
-            position,
-            MemoryState(Timing(lateness_s, every_s, wall_until, idle_s), state, after),
-            known_outputs(outputs, schema),
+            plan.position,
+            MemoryState(
+                Timing(plan.lateness_s, plan.every_s, plan.wall_until, plan.idle_s),
+                plan.state,
+                plan.after,
+            ),
+            plan.outputs,
         ),
-        _decoding(processor, decode),
-        concurrency=None if concurrency is None else Concurrency(concurrency, order, timeout_s),
-        checkpoint=CheckpointPolicy(mode=checkpoint, uncheckpointed_max=uncheckpointed_max),
-        batch_max=batch_max,
-        policy=ErrorPolicy(retries, 0.0, then),
-        make_runner=inline_runner if seed is None else SeededRunners(seed),
-        ends=Crashes(crash_after, crash_at_checkpoint),
+        _decoding(processor, plan.decode),
+        concurrency=None if at_once is None else Concurrency(at_once, plan.order, plan.timeout_s),
+        checkpoint=CheckpointPolicy(
+            mode=plan.checkpoint, uncheckpointed_max=plan.uncheckpointed_max
+        ),
+        batch_max=plan.batch_max,
+        policy=ErrorPolicy(plan.retries, 0.0, plan.then),
+        make_runner=inline_runner if plan.seed is None else SeededRunners(plan.seed),
+        ends=Crashes(plan.crash_after, plan.crash_at_checkpoint),
     )
     context = life.make_context(
         ClaimedLease(
-            application=application,
-            stream=stream,
-            shard_id=shard_id,
-            key=shard_id,
-            position=position,
-            fencing_token=fencing_token,
+            application=plan.application,
+            stream=plan.stream,
+            shard_id=plan.shard_id,
+            key=plan.shard_id,
+            position=plan.position,
+            fencing_token=plan.fencing_token,
         ),
-        decoded_options(_class_of(processor), options or {}),
-        _schemas(schema),
+        decoded_options(_class_of(processor), plan.options or {}),
+        _schemas(plan.schema),
     )
-    records = make_records(records, first_arrival_s=first_arrival_s)
-    return _lived(life, processor, context, records, end_of_shard=end_of_shard)
+    made = make_records(records, first_arrival_s=plan.first_arrival_s)
+    return _lived(life, processor, context, made, end_of_shard=plan.end_of_shard)
 
 
 def _lived(
@@ -169,16 +171,17 @@ def _lived(
 
 
 def replay(
-    processor: type[RecordProcessor],
+    processor: type[RecordProcessor] | RecordProcessor,
     records: Iterable[RecordLike],
     *,
-    crash_after: int | None = None,
-    crash_at_checkpoint: int | None = None,
-    position: ExtendedSequenceNumber = TRIM_HORIZON,
-    first_arrival_s: float | None = None,
-    **settings: Any,
+    settings: SettingsLike | None = None,
+    faults: Faults | None = None,
+    claim: Claim | None = None,
+    end_of_shard: bool = True,
+    wall_until: float | None = None,
+    **replaced: Unpack[Replaced],
 ) -> Run:
-    """Run, crash, and run again from the last checkpoint with a new instance.
+    """Run, crash as `faults` says, and run again from the last checkpoint with a new instance.
 
     The rows of the result are those left at the end: the rows of the first life that a checkpoint
     covers, and those of the second life. Compare them, and any other output of the processor, with
@@ -191,29 +194,43 @@ def replay(
     ...     def process_records(self, batch, checkpointer):
     ...         for record in batch:
     ...             self.emit({"text": record.data.decode()})
-    >>> run = replay(Echo, ["a", "b", "c"], crash_after=2, batch_max=1, checkpoint="batch")
+    >>> small = {"checkpoint": {"every": "batch"}, "fetch": {"batch_max": 1}}
+    >>> run = replay(Echo, ["a", "b", "c"], settings=small, faults=Faults(crash_after=2))
     >>> run.rows, run.delivered
     ([{'text': 'a'}, {'text': 'b'}, {'text': 'c'}], 4)
 
     Raises: ValueError when the crash never came.
     """
-    kept = list(make_records(records, first_arrival_s=first_arrival_s))
-    first = run_processor(
+    plan = plan_of(
         processor,
-        kept,
-        position=position,
-        crash_after=crash_after,
-        crash_at_checkpoint=crash_at_checkpoint,
-        **settings,
+        settings=settings,
+        faults=faults,
+        claim=claim,
+        end_of_shard=end_of_shard,
+        wall_until=wall_until,
+        **replaced,
     )
+    return replay_planned(processor, records, plan)
+
+
+def replay_planned(
+    processor: type[RecordProcessor] | RecordProcessor, records: Iterable[RecordLike], plan: Plan
+) -> Run:
+    """As `replay`, from what its arguments mean."""
+    kept = list(make_records(records, first_arrival_s=plan.first_arrival_s))
+    first = run_planned(processor, kept, plan)
     if not first.crashed:
         raise ValueError("the crash never came: fewer records or checkpoints than that")
-    second = run_processor(
-        processor,
-        kept,
+    from_checkpoint = msgspec.structs.replace(
+        plan,
         position=first.position,
-        **{"fencing_token": 2, **settings, "state": first.state, "after": first},
+        state=first.state,
+        after=first,
+        fencing_token=plan.fencing_token + 1,
+        crash_after=None,
+        crash_at_checkpoint=None,
     )
+    second = run_planned(processor, kept, from_checkpoint)
     names = first.outputs | second.outputs
     outputs = {name: first.outputs.get(name, []) + second.outputs.get(name, []) for name in names}
     return Run(

@@ -40,14 +40,14 @@ def known_outputs(
 def warn_of_times(times: EventTimes, watermark: Step) -> None:
     """Warn, at the line of the test, of times that the watermark did not follow."""
     if times.ahead:
-        _warn(
+        warn_at_the_test(
             f"the event_time of {_records(times.ahead)} is after the arrival, by up to"
             f" {times.ahead_s_max:.0f} s: for the watermark the arrival counts, so that windows may"
             " stay open. Give the records an arrival behind the events, with `arrived_at_s` or"
             " `first_arrival_s`; or let event_time return seconds since the epoch"
         )
     if times.unusable and watermark.watermark is None and watermark.upcoming is None:
-        _warn(
+        warn_at_the_test(
             f"the event_time of {_records(times.unusable)} raised, or was not a time, and none"
             " moved the watermark: event timers do not fire, and windows stay open"
         )
@@ -56,16 +56,16 @@ def warn_of_times(times: EventTimes, watermark: Step) -> None:
 def warn_of_unused_time(processor: object) -> None:
     """Warn, at the line of the test, of an `event_time` that is never called."""
     if words := unused_event_time(processor):
-        _warn(words)
+        warn_at_the_test(words)
 
 
 def _records(number: int) -> str:
     return "1 record" if number == 1 else f"{number} records"
 
 
-def _warn(words: str) -> None:
+def warn_at_the_test(words: str, category: type[Warning] = EventTimeWarning) -> None:
     # The line of the test, however many functions of the kit are between.
     frame, level = sys._getframe(1), 2  # noqa: SLF001 - there is no public way
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_KIT):
         frame, level = frame.f_back, level + 1
-    warnings.warn(words, EventTimeWarning, stacklevel=level)
+    warnings.warn(words, category, stacklevel=level)

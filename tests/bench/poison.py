@@ -74,7 +74,9 @@ def poison(rounds: int) -> list[Figure]:
 def _counted(kind: type[_Processor], place: int) -> tuple[float, float]:
     records: list[Any] = [str(number).encode() for number in range(_RECORDS)]
     records[place] = _POISON
-    run = run_processor(kind, records, batch_max=_RECORDS, then="skip")
+    run = run_processor(
+        kind, records, settings={"fetch": {"batch_max": _RECORDS}, "on_error": {"then": "skip"}}
+    )
     (processor,) = run.processors
     assert isinstance(processor, kind)
     assert len(processor.done) == _RECORDS - 1, "a record was not processed"

@@ -14,13 +14,24 @@ from kclrun.model.output import Cursor, RowsOf
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
-from tests.contract import dynamodb_places, message_places, output_places, sql_places
+from tests.contract import (
+    dynamodb_places,
+    message_places,
+    output_places,
+    own_places,
+    sql_places,
+)
 
-PLACES = output_places.PLACES | sql_places.PLACES | message_places.PLACES | dynamodb_places.PLACES
+PLACES = (
+    output_places.PLACES
+    | sql_places.PLACES
+    | message_places.PLACES
+    | dynamodb_places.PLACES
+    | own_places.PLACES
+)
 # Rows are there once: the cursor is at the destination. Elsewhere they are there at least once.
-STORING = [
-    name for name in PLACES if name not in {**message_places.PLACES, **dynamodb_places.PLACES}
-]
+SENDING = {**message_places.PLACES, **dynamodb_places.PLACES, **own_places.SENDING}
+STORING = [name for name in PLACES if name not in SENDING]
 STORES = pytest.mark.parametrize("place", STORING, indirect=True)
 
 

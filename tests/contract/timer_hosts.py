@@ -141,7 +141,12 @@ def kit(code, retries):
     outcome = Outcome()
     kind = processor_of(code, outcome)
     try:
-        run = run_processor(kind, RECORDS, retries=retries, lateness_s=0.0, end_of_shard=False)
+        run = run_processor(
+            kind,
+            RECORDS,
+            settings={"on_error": {"retries": retries}, "watermark": {"lateness": "0s"}},
+            end_of_shard=False,
+        )
     except Exception as error:
         outcome.halted = f"{type(error).__name__}: {error}"
     else:

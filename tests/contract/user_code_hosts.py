@@ -239,7 +239,9 @@ def kit(code, numbers, retries, processor_of=processor_of):
     with noting(outcome):
         try:
             run = run_processor(
-                kind, page(*numbers, key=str).records, retries=retries, then="dead-letter"
+                kind,
+                page(*numbers, key=str).records,
+                settings={"on_error": {"retries": retries, "then": "dead-letter"}},
             )
         except Exception as error:
             outcome.halted = f"{type(error).__name__}: {error}"

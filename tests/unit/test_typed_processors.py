@@ -183,6 +183,6 @@ def test_a_processor_finds_its_options_in_both_contexts():
         def process_record(self, record, context):
             seen.append((context.options, record.value.total))
 
-    run_processor(Singles, [b'{"total": 3}'], options={"limit": 5})
+    run_processor(Singles, [b'{"total": 3}'], settings={"options": {"limit": 5}})
 
     assert seen == [Options(5), (Options(5), 3)]

@@ -301,7 +301,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "instance": ("watch", "rebalance", "group", "launch_hook", "termination_hook"),
     "aws": ("region", "endpoint", "profile", "role_arn", "start_timeout"),
 }
-_DESTINATIONS: Final = ("path", "s3", "dynamodb", "kinesis", "sqs", "sns", "firehose")
+_DESTINATIONS: Final = ("path", "s3", "dynamodb", "kinesis", "sqs", "sns", "firehose", "use")
 
 
 def plan_of(settings: Settings) -> tuple[tuple[str, Pairs], ...]:
@@ -360,6 +360,8 @@ def _output(output: OutputSettings) -> Iterator[tuple[str, str]]:
             yield name, where
     if output.sql is not None:
         yield "sql", f"table {output.table}; its address is not shown"
+    if output.use is not None:
+        yield "options (names only)", ", ".join(sorted(output.options)) or "none"
     yield "format", _text(output.format)
     if output.roll is not None:
         yield "roll", f"every {_text(output.roll.every)} or {_text(output.roll.size)}"

@@ -6,7 +6,7 @@ The settings, the user's code, the stream and the table are checked before the f
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -166,16 +166,16 @@ def _run_fleet(
 
     settings = with_absolute_output(configuration)
     signals = stop_signals()
-    paths = [str(path) for path in import_paths(settings.path, configuration.folder)]
+    paths = import_paths(settings.path, configuration.folder)
     with display(settings, filling) as (shown, on_sample), page_beside_run(configuration) as url:
         if url is not None and shown.log.format == "text":  # else each line is JSON
             echo(f"The page of the fleet: {url}/", err=True)
         command = command_of("leases", configuration.file, configuration.overrides)
-        launcher, world = _open_fleet(shown)
+        launcher, world = _open_fleet(shown, paths)
         reason = run_fleet(
             shown,
             world,
-            import_paths=paths,
+            import_paths=[str(path) for path in paths],
             until=shown.until,
             report_path=report,
             on_sample=on_sample,
@@ -189,7 +189,7 @@ def _run_fleet(
     return reason.exit_code
 
 
-def _open_fleet(settings: Settings) -> tuple[Launcher, FleetServices]:
+def _open_fleet(settings: Settings, paths: Sequence[Path]) -> tuple[Launcher, FleetServices]:
     """Start the launcher and open the AWS clients.
 
     The launcher imports the modules of lease processes while this process makes its AWS calls.
@@ -207,7 +207,7 @@ def _open_fleet(settings: Settings) -> tuple[Launcher, FleetServices]:
     try:
         from kclrun.cli.startup import open_world
 
-        return launcher, open_world(settings)
+        return launcher, open_world(settings, paths)
     except BaseException:
         launcher.stop()
         raise

@@ -287,7 +287,7 @@ def opened_world(monkeypatch: pytest.MonkeyPatch, text: str, **aws: Any) -> tupl
 
     monkeypatch.setattr(startup, "Aws", lambda _: fake)
     output = ("output.s3", lambda: calls.append("output"))
-    monkeypatch.setattr(startup, "output_checks", lambda _: [output])
+    monkeypatch.setattr(startup, "output_checks", lambda *_: [output])
     monkeypatch.setattr(startup, "time", Clock())
     monkeypatch.setattr(startup, "boottime", lambda: Clock().now)
     monkeypatch.setattr(startup, "ensure_table", ensure)
@@ -522,7 +522,7 @@ def checked(
     for name in ("identity", "stream", "table", "user_code", "spark"):
         monkeypatch.setattr(check, f"_{name}", stage(name))
     monkeypatch.setattr("kclrun.cli.services.Aws", lambda settings: settings)
-    monkeypatch.setattr("kclrun.cli.destination_checks.output_checks", lambda _: [])
+    monkeypatch.setattr("kclrun.cli.destination_checks.output_checks", lambda *_: [])
     (tmp_path / "app.yaml").write_text(
         LEAST.replace("stream: orders", "streams: [{name: one}, {name: two}]")
     )

@@ -108,7 +108,9 @@ def write(path, text):
 def lived(reference, folder, **options):
     """The user's processor after a life over two records."""
     processor = load_processor(reference, [folder])
-    done = run_processor(processor, [b"a", b"b"], checkpoint="manual", options=options)
+    done = run_processor(
+        processor, [b"a", b"b"], settings={"checkpoint": {"every": "manual"}, "options": options}
+    )
     assert str(done.position) == "SHARD_END"
     return done.processors[0]._processor_of_user
 
@@ -131,7 +133,9 @@ def test_a_consumer_runs_on_the_classes_of_an_installed_amazon_kclpy(installed, 
 
 def test_the_error_is_of_the_class_that_the_processor_catches(installed, folder):
     processor = load_processor("kclpy:consumer:Consumer", [folder])
-    started = run_processor(processor, [], checkpoint="manual", end_of_shard=False).processors[0]
+    started = run_processor(
+        processor, [], settings={"checkpoint": {"every": "manual"}}, end_of_shard=False
+    ).processors[0]
 
     def refuse(_position):
         raise LeaseLost("x")

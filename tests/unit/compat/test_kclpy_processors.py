@@ -20,7 +20,7 @@ from kclrun.errors import (
 from kclrun.model.record import RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.processor import Checkpointer, RecordProcessor
-from kclrun.testing import make_aggregate, make_record, run_processor
+from kclrun.testing import Claim, make_aggregate, make_record, run_processor
 
 SHARD = "shardId-000000000000"
 NUMBER = make_record("x").sequence_number
@@ -45,8 +45,9 @@ def noted(run):
     return run.processors[-1]._processor_of_user.noted
 
 
-def run(interface, records=("a", "b"), **more):
-    return run_processor(adapted(interface), list(records), checkpoint="manual", **more)
+def run(interface, records=("a", "b"), *, retries=0, **more):
+    settings = {"checkpoint": {"every": "manual"}, "on_error": {"retries": retries}}
+    return run_processor(adapted(interface), list(records), settings=settings, **more)
 
 
 BEGINNINGS = {
@@ -114,7 +115,7 @@ def test_a_lost_lease_is_reported_and_refuses_checkpoints(interfaces, version, r
 def test_a_checkpoint_inside_an_aggregate_is_where_initialize_begins(interfaces):
     records = make_aggregate(["a", "b", "c"])
 
-    done = run(interfaces[3], records, position=records[0].position)
+    done = run(interfaces[3], records, claim=Claim(position=records[0].position))
 
     assert noted(done)[0] == ("initialize", SHARD, NUMBER, 0)
     assert noted(done)[1:3] == [(b"b", "key"), (b"c", "key")]
@@ -160,7 +161,7 @@ def test_a_checkpoint_in_each_form_is_written_where_it_says(amazon_kclpy, form):
 
 def started(consumer):
     """The adapter, as a lease process has it after `initialize`."""
-    return run_processor(adapted(consumer), [], checkpoint="auto", end_of_shard=False).processors[0]
+    return run_processor(adapted(consumer), [], end_of_shard=False).processors[0]
 
 
 @pytest.mark.parametrize(
@@ -295,6 +296,6 @@ def test_a_function_that_makes_the_processor_will_do(interfaces):
     def make():
         return interfaces[2]()
 
-    done = run_processor(adapted(make), ["a"], checkpoint="manual")
+    done = run_processor(adapted(make), ["a"], settings={"checkpoint": {"every": "manual"}})
 
     assert noted(done)[1] == (b"a", "key")

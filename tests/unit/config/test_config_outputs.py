@@ -60,6 +60,10 @@ def places(more: str, stream: StreamKey = ONLY_STREAM) -> tuple[OutputDestinatio
                 ("kinesis: orders", "key: [a]", "output.kinesis: is read by this application"),
                 ("firehose: 'a b'", "key: [a]", "output.firehose: expected a text that is"),
                 ("sns: topic", "key: [a]", "output.sns: expected a text that is a topic's ARN"),
+                ("use: a", "schema: a int", "output.use: expected a text like module:Class"),
+                ("use: 'a:B'", "key: [a]", "output.key: is for kinesis, sns, sql and sqs"),
+                ("use: 'a:B'", "roll: {}", "output.roll: is for path and s3; it has no meaning"),
+                ("use: 'a:B'", f"options: {{a: {'x' * 50_000}}}", "bytes of `schema` and `options"),
             )
         ),
         ("{path: 's3://b/x'}", "not a URL (s3://…). Write s3: instead"),
@@ -92,6 +96,12 @@ def test_an_output_that_contradicts_itself_is_refused(output, said):
         (SPARK + "outputs: {a: {sqs: q}}", "outputs: is for engine: fleet"),
         (SPARK + "output: {format: jdbc, sql: 'a://b'}", "output.sql: is for engine: fleet"),
         (SPARK + "output: {path: o, key: [a]}", "output.key: is for engine: fleet"),
+        (SPARK + "output: {use: 'a:B'}", "output.use: is for engine: fleet; on Spark the output"),
+        ("output: {use: 'a:B'}\noutputs: {a: {use: 'a:B'}}", "outputs.a.use: is the destination"),
+        (
+            "output: {use: 'a:B'}\nstate: {store: /s, outbox: on}",
+            "output: is the first output, and with state.outbox that decides",
+        ),
     ],
 )
 def test_outputs_that_contradict_each_other_or_the_engine_are_refused(more, said):
@@ -147,6 +157,26 @@ output: {s3: 's3://bucket/x'}
             **common,
         ),
     )
+
+
+def test_a_class_of_user_code_gets_its_options_as_they_are_and_no_endpoint():
+    text = """
+outputs:
+  a: {use: 'own:Rows', options: {url: 'http://x', deep: [{a: '${PW}'}]}, schema: a int}
+  b: {use: 'own:Rows', options: {url: 'http://y'}}
+"""
+    first, second = places(text)
+
+    assert first == OutputDestination(
+        name="a",
+        use="own:Rows",
+        options={"url": "http://x", "deep": [{"a": "secret"}]},
+        schema="a int",
+        buffer_bytes=64 * MIB,
+    )
+    assert type(first.options["deep"][0]["a"]) is str
+    assert second.options == {"url": "http://y"}
+    assert first.stores_cursor, "it may: the class says so when it is loaded"
 
 
 def test_a_file_that_grows_has_no_roll_and_a_stream_among_several_a_folder_of_its_own():

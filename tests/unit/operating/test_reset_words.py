@@ -70,6 +70,7 @@ def test_a_row_that_is_removed_says_whether_it_comes_again(parents, why):
         ({"sql": "sqlite:///x", "table": "t"}, "inserted again into t"),
         ({"dynamodb": "items"}, "put again into items"),
         ({"sqs": "queue"}, "messages are sent again"),
+        ({"use": "own:Rows"}, "rows are given to own:Rows again, with another key"),
     ],
 )
 def test_what_happens_to_the_rows_of_an_output_is_said_for_each_kind(place, words):

@@ -15,6 +15,7 @@ aws: {region: us-east-1, role_arn: "arn:aws:iam::123456789012:role/reader"}
 leases: {failover: 20s, tags: {owner: hidden-3}}
 on_error: {then: dead-letter, dead_letter: {sqs: orders-dead}}
 output: {sql: "postgresql+psycopg://user@hidden-4/db", table: rows}
+outputs: {late: {use: "own:Rows", options: {key: hidden-5}}}
 """
 
 
@@ -30,6 +31,8 @@ def test_the_plan_has_the_settings_and_of_options_only_the_names():
     assert dict(plan["Stream orders"])["options (names only)"] == "password, token"
     assert dict(plan["Stream returns"])["options (names only)"] == "token"
     assert dict(plan["Output output"])["sql"] == "table rows; its address is not shown"
+    own = {"use": "own:Rows", "options (names only)": "key", "format": "-"}
+    assert dict(plan["Output late"]) == own
     assert letters_of(settings) == "Dead letters are kept in: queue orders-dead."
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kclrun.testing import Run, make_aggregate, make_record, replay, run_processor
+from kclrun.testing import Claim, Faults, Run, make_aggregate, make_record, replay, run_processor
 from processors.archive import JsonLines
 
 RECORDS = [
@@ -22,10 +22,26 @@ RECORDS = [
 ]
 
 
-def archive(folder: Path, **settings: Any) -> Run:
-    options = {"folder": str(folder), **settings.pop("options", {})}
-    run = replay if any(name.startswith("crash") for name in settings) else run_processor
-    return run(JsonLines, RECORDS, options=options, checkpoint="manual", **settings)
+def archive(
+    folder: Path,
+    *,
+    uncheckpointed_max: int = 100_000,
+    batch_max: int = 10_000,
+    retries: int = 0,
+    crash_after: int | None = None,
+    end_of_shard: bool = True,
+    **options: Any,
+) -> Run:
+    settings = {
+        "options": {"folder": str(folder), **options},
+        "checkpoint": {"every": "manual", "uncheckpointed_max": uncheckpointed_max},
+        "fetch": {"batch_max": batch_max},
+        "on_error": {"retries": retries},
+    }
+    if crash_after is None:
+        return run_processor(JsonLines, RECORDS, settings=settings, end_of_shard=end_of_shard)
+    faults = Faults(crash_after=crash_after)
+    return replay(JsonLines, RECORDS, settings=settings, faults=faults)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -57,7 +73,7 @@ def test_a_line_has_everything_of_its_record(tmp_path):
 
 
 def test_files_are_named_by_shard_and_first_position_and_checkpointed_at_their_last(tmp_path):
-    run = archive(tmp_path, options={"rotate_records": 8})
+    run = archive(tmp_path, rotate_records=8)
 
     firsts = [RECORDS[n] for n in (0, 8, 16)]
     assert sorted(file.name for file in tmp_path.iterdir()) == [
@@ -75,7 +91,7 @@ def test_a_file_is_finished_before_the_cap_stops_the_shard(tmp_path):
 
 @pytest.mark.parametrize("crash_after", range(len(RECORDS) + 1))
 def test_a_crash_between_batches_leaves_each_line_once(tmp_path, crash_after):
-    archive(tmp_path, crash_after=crash_after, batch_max=3, options={"rotate_records": 4})
+    archive(tmp_path, crash_after=crash_after, batch_max=3, rotate_records=4)
 
     assert places(tmp_path) == ALL
     assert not list(tmp_path.glob(".*"))
@@ -85,7 +101,10 @@ def test_a_crash_between_batches_leaves_each_line_once(tmp_path, crash_after):
 def test_a_crash_between_rename_and_checkpoint_leaves_each_line_once(tmp_path, nth):
     options = {"folder": str(tmp_path), "rotate_bytes": 900}
     first = run_processor(
-        JsonLines, RECORDS, options=options, checkpoint="manual", crash_at_checkpoint=nth
+        JsonLines,
+        RECORDS,
+        settings={"options": options, "checkpoint": {"every": "manual"}},
+        faults=Faults(crash_at_checkpoint=nth),
     )
     assert first.crashed
     finished = len(list(tmp_path.glob("*.gz")))
@@ -93,9 +112,8 @@ def test_a_crash_between_rename_and_checkpoint_leaves_each_line_once(tmp_path, n
     run_processor(
         JsonLines,
         RECORDS,
-        options={**options, "rotate_bytes": 5000},  # another cut of the files, to be sure
-        checkpoint="manual",
-        position=first.position,
+        settings={"options": {**options, "rotate_bytes": 5000}, "checkpoint": {"every": "manual"}},
+        claim=Claim(position=first.position),
     )
 
     assert finished == nth
@@ -121,7 +139,7 @@ def test_a_disk_full_for_a_moment_costs_and_doubles_nothing(tmp_path, monkeypatc
         return real(descriptor, *rest)
 
     monkeypatch.setattr(os, call, full_at_second)
-    archive(tmp_path, options={"rotate_records": 4}, batch_max=6, retries=1)
+    archive(tmp_path, rotate_records=4, batch_max=6, retries=1)
 
     assert places(tmp_path) == ALL
 
@@ -137,7 +155,7 @@ def test_without_a_free_descriptor_for_a_moment_a_file_is_finished_the_second_ti
         return real(path, flags, *rest)
 
     monkeypatch.setattr(os, "open", full_at_first)
-    archive(tmp_path, options={"rotate_records": 4}, batch_max=6, retries=1)
+    archive(tmp_path, rotate_records=4, batch_max=6, retries=1)
 
     assert places(tmp_path) == ALL
 
@@ -160,7 +178,10 @@ def test_a_failed_sync_is_not_taken_for_a_success_the_second_time(tmp_path, monk
 def test_a_lost_lease_leaves_no_unfinished_file(tmp_path):
     processor = JsonLines()
     run_processor(
-        processor, RECORDS, options={"folder": str(tmp_path)}, checkpoint="manual", crash_after=5
+        processor,
+        RECORDS,
+        settings={"options": {"folder": str(tmp_path)}, "checkpoint": {"every": "manual"}},
+        faults=Faults(crash_after=5),
     )
     assert list(tmp_path.glob(".*.tmp"))
 
@@ -176,4 +197,6 @@ def test_wrong_options_are_refused(options, tmp_path):
     if "folder" in options:
         options = {**options, "folder": str(tmp_path)}
     with pytest.raises(ValueError, match=r"options\."):
-        run_processor(JsonLines, [], options=options, checkpoint="manual")
+        run_processor(
+            JsonLines, [], settings={"options": options, "checkpoint": {"every": "manual"}}
+        )

@@ -29,7 +29,9 @@ def ids(payload):
 
 
 def test_each_line_of_a_log_is_a_row_and_a_control_message_is_none():
-    run = run_processor(LogEvents, [make_record(each) for each in PAYLOADS], decode=subscriptions)
+    run = run_processor(
+        LogEvents, [make_record(each) for each in PAYLOADS], settings={"decode": subscriptions}
+    )
 
     assert len(run.rows) == 100
     assert run.rows[0] == {
@@ -84,7 +86,9 @@ def test_a_record_that_inflates_without_end_is_refused(monkeypatch):
 def test_a_payload_that_cannot_be_read_does_not_hold_up_the_others():
     records = [make_record(b"x", ordinal=0), make_record(PAYLOADS[1], ordinal=1)]
 
-    run = run_processor(LogEvents, records, decode=subscriptions, then="skip")
+    run = run_processor(
+        LogEvents, records, settings={"decode": subscriptions, "on_error": {"then": "skip"}}
+    )
 
     assert len(run.rows) == 5
     assert len(run.given_up) == 1

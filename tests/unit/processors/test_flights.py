@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kclrun.testing import replay, run_processor
+from kclrun.testing import Faults, replay, run_processor
 from processors import flights
 from processors.flights import Delay, DelayByCarrier
 from tests.patience import HUNG_S
@@ -39,7 +39,7 @@ def test_delays_add_up_per_carrier_and_window_of_scheduled_departure():
 
 
 def test_a_flight_without_a_delay_counts_as_a_flight_only():
-    run = run_processor(DelayByCarrier, [line(delay="NA")], options={"window": "1h"})
+    run = run_processor(DelayByCarrier, [line(delay="NA")], settings={"options": {"window": "1h"}})
 
     assert flights.merge(run.rows) == {("UA", "2013-01-01T10:00:00Z"): Delay(1, 0, 0)}
 
@@ -53,16 +53,21 @@ def test_a_line_that_is_no_flight_is_named_by_its_position_and_not_shown():
 @over_rows("window", ["", "15", "0m", "1w", "-1m", None])
 def test_a_window_that_is_no_duration_is_refused(window):
     with pytest.raises(ValueError, match=r"options\.window"):
-        run_processor(DelayByCarrier, [], options={"window": window})
+        run_processor(DelayByCarrier, [], settings={"options": {"window": window}})
 
 
 @pytest.mark.parametrize("crash_after", [0, 1, 7, 150, 299, 300])
-@pytest.mark.parametrize("mode", ["auto", "batch"])
-def test_a_crash_and_a_replay_change_no_sum(crash_after, mode):
+@pytest.mark.parametrize("every", ["10s", "batch"])
+def test_a_crash_and_a_replay_change_no_sum(crash_after, every):
     records = list(itertools.islice(flights.demo_records(), 300))
-    undisturbed = run_processor(DelayByCarrier, records, batch_max=40)
+    undisturbed = run_processor(DelayByCarrier, records, settings={"fetch": {"batch_max": 40}})
 
-    run = replay(DelayByCarrier, records, crash_after=crash_after, batch_max=40, checkpoint=mode)
+    run = replay(
+        DelayByCarrier,
+        records,
+        settings={"fetch": {"batch_max": 40}, "checkpoint": {"every": every}},
+        faults=Faults(crash_after=crash_after),
+    )
 
     assert flights.merge(run.rows) == flights.merge(undisturbed.rows)
 

@@ -173,7 +173,9 @@ def test_a_simulated_batch_is_given_in_the_calls_of_the_test_kit(monkeypatch, re
                 raise ValueError("bad")
 
     records = [Record(b"", "k", str(number)) for number in range(first, last + 1)]
-    run = run_processor(Poisoned, records, retries=retries, then="dead-letter")
+    run = run_processor(
+        Poisoned, records, settings={"on_error": {"retries": retries, "then": "dead-letter"}}
+    )
 
     assert given == calls
     assert len(calls) > retries + 10

@@ -360,7 +360,10 @@ def test_timers_of_event_time_fire_alike_however_the_records_are_cut(world, cuts
     ]
     kept = WATERMARKS
     expected = run_processor(
-        marks.Visits, plain, end_of_shard=False, lateness_s=kept.lateness_s, every_s=kept.every_s
+        marks.Visits,
+        plain,
+        settings={"watermark": {"lateness": f"{kept.lateness_s}s", "every": f"{kept.every_s}s"}},
+        end_of_shard=False,
     )
     assert rows == [tuple(row.values()) for row in expected.rows]
     assert len(rows) > 5

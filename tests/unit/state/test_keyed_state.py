@@ -22,7 +22,7 @@ from kclrun.state.keyed import (
     growth,
     held_bytes,
 )
-from kclrun.testing import make_record, replay, run_processor
+from kclrun.testing import Claim, Faults, make_record, replay, run_processor
 from tests.support.contexts import made_context
 from tests.support.tables import over_rows
 
@@ -197,14 +197,26 @@ RECORDS = [(key, "") for key in "abacaba"]
 
 def test_the_test_kit_has_the_state_in_memory_and_takes_back_what_a_failed_call_changed():
     expected = {"a": {"n": 4}, "b": {"n": 2}, "c": {"n": 1}}
-    assert run_processor(Counting, RECORDS, batch_max=2).state == expected
-    assert run_processor(Failing, RECORDS, batch_max=2, retries=1).state == expected
-    assert run_processor(Counting, RECORDS, state={"a": {"n": 5}}).state["a"] == {"n": 9}
+    assert run_processor(Counting, RECORDS, settings={"fetch": {"batch_max": 2}}).state == expected
+    assert (
+        run_processor(
+            Failing, RECORDS, settings={"fetch": {"batch_max": 2}, "on_error": {"retries": 1}}
+        ).state
+        == expected
+    )
+    assert run_processor(Counting, RECORDS, claim=Claim(state={"a": {"n": 5}})).state["a"] == {
+        "n": 9
+    }
 
 
 @over_rows("crash_after", range(1, 7))
 def test_after_a_crash_the_state_is_that_of_the_checkpoint(crash_after):
-    run = replay(Counting, RECORDS, crash_after=crash_after, batch_max=2, checkpoint="batch")
+    run = replay(
+        Counting,
+        RECORDS,
+        settings={"fetch": {"batch_max": 2}, "checkpoint": {"every": "batch"}},
+        faults=Faults(crash_after=crash_after),
+    )
     assert run.state == {"a": {"n": 4}, "b": {"n": 2}, "c": {"n": 1}}
 
 

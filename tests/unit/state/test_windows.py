@@ -19,6 +19,7 @@ from kclrun.state.event_times import arrival_of
 from kclrun.state.timers import Timer
 from kclrun.testing import (
     EventTimeWarning,
+    Faults,
     assert_any_order_gives_the_same,
     make_record,
     replay,
@@ -142,12 +143,19 @@ def test_windows_are_those_of_a_model_however_records_come_in_batches(kind, seed
     assert len(rows) > 10
 
     for batch_max in (1, 7, 100):
-        run = run_processor(Listed, records, lateness_s=LATENESS_S, batch_max=batch_max)
+        run = run_processor(
+            Listed,
+            records,
+            settings={
+                "watermark": {"lateness": f"{LATENESS_S}s"},
+                "fetch": {"batch_max": batch_max},
+            },
+        )
         assert run.rows == rows
         assert [row["late"] for row in run.outputs["late"]] == late
-    timing = {"lateness_s": LATENESS_S, "batch_max": 20}
-    assert_any_order_gives_the_same(ListedSingly, records, seeds=range(3), **timing)
-    run = run_processor(ListedSingly, records, concurrency=8, **timing)
+    timing = {"watermark": {"lateness": f"{LATENESS_S}s"}, "fetch": {"batch_max": 20}}
+    assert_any_order_gives_the_same(ListedSingly, records, seeds=range(3), settings=timing)
+    run = run_processor(ListedSingly, records, settings=timing | {"concurrency": {"records": 8}})
     assert run.rows == rows
     assert [row["late"] for row in run.outputs["late"]] == late
 
@@ -156,16 +164,18 @@ def test_windows_are_those_of_a_model_however_records_come_in_batches(kind, seed
 @pytest.mark.parametrize("kind", [Listed, ListedSingly])
 def test_a_crash_changes_no_window(kind, crash_after):
     records = late_records(3)
-    whole = run_processor(Listed, records, lateness_s=LATENESS_S)
-    for mode, batch_max in (("batch", 1), ("batch", 5), ("auto", 3)):
+    whole = run_processor(Listed, records, settings={"watermark": {"lateness": f"{LATENESS_S}s"}})
+    for every, batch_max in (("batch", 1), ("batch", 5), ("10s", 3)):
         run = replay(
             kind,
             records,
-            crash_after=crash_after,
-            checkpoint=mode,
-            batch_max=batch_max,
-            lateness_s=LATENESS_S,
-            **({"concurrency": 4} if kind is ListedSingly else {}),
+            settings={
+                "checkpoint": {"every": every},
+                "fetch": {"batch_max": batch_max},
+                "watermark": {"lateness": f"{LATENESS_S}s"},
+                **({"concurrency": {"records": 4}} if kind is ListedSingly else {}),
+            },
+            faults=Faults(crash_after=crash_after),
         )
         assert (run.rows, run.timers) == (whole.rows, whole.timers)
 
@@ -194,9 +204,11 @@ def reported(plan, seconds=(0, 1, 2, 3, 9), *, wall_until=None, retries=0, **opt
     return run_processor(
         Told,
         records,
-        options={"plan": plan, **options},
-        lateness_s=0,
-        retries=retries,
+        settings={
+            "options": {"plan": plan, **options},
+            "watermark": {"lateness": "0s"},
+            "on_error": {"retries": retries},
+        },
         wall_until=None if wall_until is None else START + wall_until,
     )
 
@@ -290,7 +302,7 @@ def test_timers_need_on_timer_and_checkpoints_of_the_runtime():
     with pytest.raises(SettingsError, match="defines on_timer"):
         run_processor(Without, ["a"])
     with pytest.raises(ProcessorLoadError, match="checkpoints of the runtime"):
-        run_processor(Listed, ["a"], checkpoint="manual")
+        run_processor(Listed, ["a"], settings={"checkpoint": {"every": "manual"}})
 
 
 def test_a_record_sets_timers_of_its_own_key_by_the_context_of_its_call():
@@ -317,7 +329,15 @@ def test_a_record_sets_timers_of_its_own_key_by_the_context_of_its_call():
             context.set_timer(record, START + 1, "kept")
 
     records = [make_record(key="k", ordinal=at, arrived_at_s=START + at) for at in (0, 5)]
-    run = run_processor(Own, records, options={"plan": None}, lateness_s=0, concurrency=2)
+    run = run_processor(
+        Own,
+        records,
+        settings={
+            "options": {"plan": None},
+            "watermark": {"lateness": "0s"},
+            "concurrency": {"records": 2},
+        },
+    )
     assert names(run) == [("kept", 1.0)]
     assert not seen
 
@@ -333,7 +353,7 @@ def test_a_wrong_clock_of_a_producer_or_a_broken_record_does_not_move_the_waterm
     records = [make_record(ordinal=at, arrived_at_s=START + at) for at in (0, 1, 2, 3, 4)]
     plan = {"plan": lambda context, _: seen.append(context.watermark)}
     with pytest.warns(EventTimeWarning, match="1 record is after"):
-        run_processor(Own, records, options=plan, lateness_s=0)
+        run_processor(Own, records, settings={"options": plan, "watermark": {"lateness": "0s"}})
     assert seen == [None, START, START + 1, START + 1, START + 2]
 
 
@@ -370,21 +390,25 @@ def test_an_idle_shard_closes_its_windows_and_a_record_that_is_late_by_this_is_r
     # Window START..START + 5 closes by the clock: 4 s of lateness and 2.5 s behind its end.
     second = make_record(str(START + 1), key="a", ordinal=1, arrived_at_s=START + 30)
     records = [make_record(key="a", ordinal=0, arrived_at_s=START), second]
-    timing = {"lateness_s": LATENESS_S, "checkpoint": "batch", "batch_max": 1}
 
-    def ran(idle_s, wall_until):
-        given = {**timing, "idle_s": idle_s, "wall_until": wall_until}
+    def ran(idle, wall_until):
+        settings = {
+            "watermark": {"lateness": f"{LATENESS_S}s", "idle": idle},
+            "checkpoint": {"every": "batch"},
+            "fetch": {"batch_max": 1},
+        }
+        given = {"settings": settings, "wall_until": wall_until}
         if crash_after is None:
             return run_processor(Measured, records, **given)
-        return replay(Measured, records, crash_after=crash_after, **given)
+        return replay(Measured, records, faults=Faults(crash_after=crash_after), **given)
 
     one = {"key": "a", "start": START, "end": START + 5}
-    assert ran(10, START + 60).rows == [one | {"of": [0]}]
-    assert ran(10, START + 60).outputs["late"] == [{"late": 1}]
-    together = ran(31, START + 61)
+    assert ran("10s", START + 60).rows == [one | {"of": [0]}]
+    assert ran("10s", START + 60).outputs["late"] == [{"late": 1}]
+    together = ran("31s", START + 61)
     assert together.rows == [one | {"of": [0, 1]}]
     assert not together.outputs.get("late")
-    assert ran(31, START + 60).rows == ran(None, START + 10**6).rows == []
+    assert ran("31s", START + 60).rows == ran(None, START + 10**6).rows == []
 
 
 @pytest.mark.parametrize("since", [0, 1_700_000_000, -3_600])

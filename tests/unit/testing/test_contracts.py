@@ -73,27 +73,27 @@ class OwnCheckpoints(RecordProcessor):
 
 
 OUTSIDE = {"fresh": outside.clear, "result": lambda run: sorted(outside)}
-MANUAL = OUTSIDE | {"checkpoint": "manual"}
+MANUAL = OUTSIDE | {"settings": {"checkpoint": {"every": "manual"}}}
 
 
 @over_rows(
-    ("contract", "processor", "settings"),
+    ("contract", "processor", "given"),
     [
         (assert_idempotent, Echo, {}),
         (assert_idempotent, CountInState, {}),
         (assert_idempotent, Upsert, OUTSIDE),
-        (assert_idempotent, Echo, {"crashes": 3, "checkpoint": "auto"}),
+        (assert_idempotent, Echo, {"crashes": 3, "settings": {"checkpoint": {"every": "10s"}}}),
         (assert_order_independent, Echo, {}),
         (assert_order_independent, CountInState, {}),
         (assert_order_independent, Former, {"result": lambda run: len(run.rows)}),
     ],
 )
-def test_what_keeps_the_contract_passes(contract, processor, settings):
-    contract(processor, RECORDS, **settings)
+def test_what_keeps_the_contract_passes(contract, processor, given):
+    contract(processor, RECORDS, **given)
 
 
 @over_rows(
-    ("contract", "processor", "settings", "where"),
+    ("contract", "processor", "given", "where"),
     [
         (assert_idempotent, CountInSelf, {}, "crash_after=3"),
         (assert_idempotent, Append, OUTSIDE, "crash_after=1"),
@@ -102,9 +102,9 @@ def test_what_keeps_the_contract_passes(contract, processor, settings):
         (assert_order_independent, CountInState, {"keep_key_order": False}, "seed="),
     ],
 )
-def test_what_breaks_it_is_found_with_the_place(contract, processor, settings, where):
+def test_what_breaks_it_is_found_with_the_place(contract, processor, given, where):
     with pytest.raises(AssertionError, match=where):
-        contract(processor, RECORDS, **settings)
+        contract(processor, RECORDS, **given)
 
 
 def test_no_records_is_a_contract_that_is_kept():

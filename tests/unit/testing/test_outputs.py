@@ -1,4 +1,4 @@
-"""Names of outputs in the test kit: with `outputs=` a name that is not among them is refused."""
+"""Names of outputs in the test kit: where the settings have outputs, another name is refused."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from kclrun.cli.dead_letters import user_process
 from kclrun.cli.dead_letters.user_process import LetterRows, RedriveJob, redriven
 from kclrun.errors import SettingsError
 from kclrun.model.letter import Letter, LetterSource
-from kclrun.testing import assert_idempotent, make_record, replay, run_processor
+from kclrun.testing import Faults, assert_idempotent, make_record, replay, run_processor
 
 
 class Sorted(RecordProcessor):
@@ -30,37 +30,55 @@ class SortedSingly(RecordProcessor):
 @pytest.mark.parametrize(
     ("name", "outputs", "words"),
     [
-        ("lat", ["late"], "there is no outputs.lat in the settings; did you mean 'late'?"),
-        ("elsewhere", ["late"], "The outputs are: late, output"),
-        ("late", [], "there is no outputs.late in the settings\nThe outputs are: output"),
-        ("lat", "late", "did you mean 'late'?"),
-        ("late", ["late"], None),
-        ("output", [], None),
+        ("lat", {"late": {}}, "there is no outputs.lat in the settings; did you mean 'late'?"),
+        ("elsewhere", {"late": {"sqs": "q"}}, "The outputs are: late, output"),
+        ("late", {}, "there is no outputs.late in the settings\nThe outputs are: output"),
+        ("late", {"late": {}}, None),
+        ("output", {}, None),
         ("lat", None, None),
     ],
 )
 def test_a_row_for_an_output_that_the_settings_do_not_have_is_refused(kind, name, outputs, words):
     if words is None:
-        run = run_processor(kind, [name], outputs=outputs)
+        settings = {} if outputs is None else {"output": {}, "outputs": outputs}
+        run = run_processor(kind, [name], settings=settings)
         assert run.outputs[name] == [{"n": 1}]
         return
     # Neither repeated nor given up: no record is at fault.
     with pytest.raises(SettingsError) as refused:
-        run_processor(kind, ["output", name], outputs=outputs, retries=3, then="skip")
+        run_processor(
+            kind,
+            ["output", name],
+            settings={
+                "output": {},
+                "outputs": outputs,
+                "on_error": {"retries": 3, "then": "skip"},
+            },
+        )
     assert words in str(refused.value)
 
 
 def test_every_output_that_is_named_is_in_the_result_also_without_rows():
-    run = run_processor(Sorted, ["output"], outputs=["late", "bad"])
+    run = run_processor(
+        Sorted, ["output"], settings={"output": {}, "outputs": {"late": {}, "bad": {}}}
+    )
 
     assert run.outputs == {"output": [{"n": 1}], "late": [], "bad": []}
-    assert replay(Sorted, ["late"] * 2, crash_after=1, outputs=["late"]).outputs["late"]
+    assert replay(
+        Sorted,
+        ["late"] * 2,
+        settings={"output": {}, "outputs": {"late": {}}},
+        faults=Faults(crash_after=1),
+    ).outputs["late"]
     with pytest.raises(SettingsError):
-        assert_idempotent(Sorted, ["late"], outputs=["other"])
+        assert_idempotent(Sorted, ["late"], settings={"output": {}, "outputs": {"other": {}}})
 
 
 def test_the_schema_of_an_output_that_is_not_named_is_refused():
-    with pytest.raises(SettingsError, match=r"schema: .*there is no outputs\.lat"):
+    with (
+        pytest.warns(DeprecationWarning, match="outputs|schema"),
+        pytest.raises(SettingsError, match=r"schema: .*there is no outputs\.lat"),
+    ):
         run_processor(Sorted, [], outputs=["late"], schema={"lat": "n long"})
 
 

@@ -1,6 +1,5 @@
 """run_processor and replay: the contract of the runtime, in a unit test."""
 
-import inspect
 from typing import Any
 
 import msgspec
@@ -25,7 +24,16 @@ from kclrun.errors import (
     StaleCheckpoint,
     UndecodableRecord,
 )
-from kclrun.testing import Call, make_aggregate, make_record, make_records, replay, run_processor
+from kclrun.testing import (
+    Call,
+    Faults,
+    make_aggregate,
+    make_record,
+    make_records,
+    replay,
+    run_processor,
+)
+from kclrun.testing.plans import plan_of
 
 TRIM_HORIZON = ExtendedSequenceNumber("TRIM_HORIZON")
 SHARD_END = ExtendedSequenceNumber("SHARD_END")
@@ -61,13 +69,11 @@ def position_of(ordinal: int) -> ExtendedSequenceNumber:
 def test_without_arguments_a_run_is_as_an_application_that_sets_nothing():
     settings = Settings(application="orders", stream="orders")
     run = run_processor(Echo, "ab")
-    defaults = {
-        name: each.default for name, each in inspect.signature(run_processor).parameters.items()
-    }
+    plan = plan_of(Echo)
 
-    assert defaults["batch_max"] == settings.fetch.batch_max
-    assert defaults["uncheckpointed_max"] == settings.checkpoint.uncheckpointed_max
-    assert (defaults["checkpoint"], defaults["retries"]) == ("auto", 0)
+    assert plan.batch_max == settings.fetch.batch_max
+    assert plan.uncheckpointed_max == settings.checkpoint.uncheckpointed_max
+    assert (plan.checkpoint, plan.retries, plan.then) == ("auto", 0, "halt")
     (processor,) = run.processors
     context = processor.context
     assert context.uncheckpointed_max == settings.checkpoint.uncheckpointed_max
@@ -76,11 +82,18 @@ def test_without_arguments_a_run_is_as_an_application_that_sets_nothing():
     assert (run.crashed, run.released, run.delivered) == (False, False, 2)
 
 
-@pytest.mark.parametrize("wrong", ["batch_max", "uncheckpointed_max"])
-def test_a_limit_below_one_is_refused(wrong):
-    with pytest.raises(ValueError, match="at least 1"):
+@pytest.mark.parametrize(
+    ("section", "wrong"), [("fetch", "batch_max"), ("checkpoint", "uncheckpointed_max")]
+)
+def test_a_limit_below_one_is_refused(section, wrong):
+    with pytest.raises(SettingsError, match=f"{section}.{wrong}: expected a whole number"):
+        run_processor(Echo, "ab", settings={section: {wrong: 0}})
+    with (
+        pytest.warns(DeprecationWarning, match=wrong),
+        pytest.raises(ValueError, match="at least 1"),
+    ):
         run_processor(Echo, "ab", **{wrong: 0})
-    assert texts(run_processor(Echo, "ab", **{wrong: 1}).rows) == "ab"
+    assert texts(run_processor(Echo, "ab", settings={section: {wrong: 1}}).rows) == "ab"
 
 
 def test_the_life_after_a_crash_has_the_next_fencing_token():
@@ -91,7 +104,7 @@ def test_the_life_after_a_crash_has_the_next_fencing_token():
             tokens.append((self.context.fencing_token, batch.fencing_token))
             assert batch.millis_behind_latest == 0
 
-    run = replay(Notes, "ab", crash_after=1)
+    run = replay(Notes, "ab", faults=Faults(crash_after=1))
 
     assert tokens == [(1, 1), (2, 2)]
     assert run.delivered == 3, "one of them twice"
@@ -111,7 +124,12 @@ def test_a_row_is_refused_after_a_call_that_raised():
 
 
 def test_auto_checkpoints_before_the_cap_stops_the_shard():
-    run = run_processor(Echo, "abcdefgh", batch_max=2, uncheckpointed_max=3, end_of_shard=False)
+    run = run_processor(
+        Echo,
+        "abcdefgh",
+        settings={"fetch": {"batch_max": 2}, "checkpoint": {"uncheckpointed_max": 3}},
+        end_of_shard=False,
+    )
 
     assert [call.records for call in run.calls[1:-1]] == [2, 1, 2, 1, 2]
     assert run.checkpoints == [position_of(2), position_of(5), position_of(7)]
@@ -119,7 +137,9 @@ def test_auto_checkpoints_before_the_cap_stops_the_shard():
 
 def test_a_manual_processor_that_never_checkpoints_stands_still_at_the_cap():
     with pytest.raises(ProcessorError, match="3 records without a checkpoint"):
-        run_processor(Echo, "abcde", uncheckpointed_max=3, checkpoint="manual")
+        run_processor(
+            Echo, "abcde", settings={"checkpoint": {"uncheckpointed_max": 3, "every": "manual"}}
+        )
 
 
 @pytest.mark.parametrize(("asked", "words"), [(0, "below the last"), (9, "above what was")])
@@ -144,7 +164,7 @@ def test_a_checkpointer_is_of_no_use_after_its_call():
             self.kept = checkpointer
 
     with pytest.raises(StaleCheckpoint, match="has returned"):
-        run_processor(Keeps, "ab", batch_max=1)
+        run_processor(Keeps, "ab", settings={"fetch": {"batch_max": 1}})
 
 
 @pytest.mark.parametrize("error", [OSError("gone for a moment"), FailedRecords([])])
@@ -158,7 +178,7 @@ def test_shard_ended_is_called_again_when_it_raised(error):
                 self.stumbled = True
                 raise error
 
-    run = run_processor(Stumbles, "ab", retries=1)
+    run = run_processor(Stumbles, "ab", settings={"on_error": {"retries": 1}})
 
     assert texts(run.rows) == "ab."
     assert [call.name for call in run.calls].count("shard_ended") == 2
@@ -172,7 +192,12 @@ def test_records_given_again_do_not_put_the_crash_off():
             if failures:
                 raise failures.pop()
 
-    run = run_processor(Stumbles, "abcdef", retries=1, batch_max=2, crash_after=3)
+    run = run_processor(
+        Stumbles,
+        "abcdef",
+        settings={"on_error": {"retries": 1}, "fetch": {"batch_max": 2}},
+        faults=Faults(crash_after=3),
+    )
 
     assert run.crashed
     assert [call.records for call in run.calls[1:]] == [2, 2, 1]
@@ -187,7 +212,7 @@ def test_initialize_is_called_again_on_an_instance_of_its_own():
             if failures:
                 raise failures.pop()
 
-    run = run_processor(Stumbles, "ab", retries=1)
+    run = run_processor(Stumbles, "ab", settings={"on_error": {"retries": 1}})
 
     assert texts(run.rows) == "ab"
     assert [call.name for call in run.calls].count("initialize") == 2
@@ -208,7 +233,7 @@ def test_what_production_does_not_repeat_is_not_repeated(method, error):
     processor = type("Fails", (Echo,), {method: fails})
 
     with pytest.raises(type(error)):
-        run_processor(processor, "ab", retries=3, end_of_shard=False)
+        run_processor(processor, "ab", settings={"on_error": {"retries": 3}}, end_of_shard=False)
     assert calls == [method]
 
 
@@ -227,14 +252,21 @@ def test_a_row_is_refused_outside_the_calls_that_may_emit(method):
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_crash_inside_a_checkpoint_leaves_each_row_once(nth):
-    run = replay(Manual, "abcdef", crash_at_checkpoint=nth, checkpoint="manual")
+    run = replay(
+        Manual,
+        "abcdef",
+        settings={"checkpoint": {"every": "manual"}},
+        faults=Faults(crash_at_checkpoint=nth),
+    )
 
     assert texts(run.rows) == "abcdef"
     assert len(run.processors) == 2
 
 
 def test_a_crash_takes_uncovered_rows_with_it():
-    run = run_processor(Manual, "abc", crash_after=3, checkpoint="manual")
+    run = run_processor(
+        Manual, "abc", settings={"checkpoint": {"every": "manual"}}, faults=Faults(crash_after=3)
+    )
 
     assert run.crashed
     assert texts(run.rows) == "ab"
@@ -244,7 +276,7 @@ def test_a_crash_takes_uncovered_rows_with_it():
 
 def test_a_replay_whose_crash_never_came_is_no_proof():
     with pytest.raises(ValueError, match="never came"):
-        replay(Echo, "ab", crash_after=3)
+        replay(Echo, "ab", faults=Faults(crash_after=3))
 
 
 def test_a_released_lease_gets_no_further_batch():
@@ -253,7 +285,7 @@ def test_a_released_lease_gets_no_further_batch():
             super().process_records(batch, checkpointer)
             self.context.release()
 
-    run = run_processor(LetsGo, "abc", batch_max=1)
+    run = run_processor(LetsGo, "abc", settings={"fetch": {"batch_max": 1}})
 
     assert run.released
     assert run.position == position_of(0)
@@ -288,29 +320,38 @@ ORDERS = ['{"n": 1}', '{"n": "SECRET"}', '{"n": 300}', '{"n": 4}']
 
 
 def test_values_are_decoded_and_rows_checked_as_in_production():
-    run = run_processor(Orders, ORDERS, then="dead-letter", schema="n byte NOT NULL, m string")
+    run = run_processor(
+        Orders,
+        ORDERS,
+        settings={
+            "on_error": {"then": "dead-letter"},
+            "output": {"schema": "n byte NOT NULL, m string"},
+        },
+    )
 
     assert run.rows == [{"n": 1, "m": None}, {"n": 4, "m": None}]
     assert [record.data for record in run.given_up] == [b'{"n": "SECRET"}', b'{"n": 300}']
     column = "column n: a number outside the range of byte"
     assert run.last_error == f"RowMismatch: the row does not fit output.schema: {column}"
     with pytest.raises(UndecodableRecord, match=r"Expected `int`, got `str` - at `\$.n`$"):
-        run_processor(Orders, ORDERS[1:], retries=9)
+        run_processor(Orders, ORDERS[1:], settings={"on_error": {"retries": 9}})
 
 
 @pytest.mark.parametrize("decode", ["json", dict[str, int], lambda data: {"n": int(data[6:-1])}])
 def test_a_test_names_a_decoder_by_a_word_a_type_or_a_function(decode):
-    assert run_processor(Orders, [ORDERS[0]], decode=decode).rows == [{"n": 1}]
+    assert run_processor(Orders, [ORDERS[0]], settings={"decode": decode}).rows == [{"n": 1}]
 
 
 def test_a_test_asks_no_schema_registry():
     with pytest.raises(ProcessorLoadError, match="decode: glue asks AWS"):
-        run_processor(Orders, [], decode="glue")
+        run_processor(Orders, [], settings={"decode": "glue"})
 
 
 def test_user_records_of_an_aggregate_share_a_number():
     records = make_aggregate(["a", "b"], ordinal=3)
-    run = run_processor(Echo, [*records, make_record("c", ordinal=4)], batch_max=1)
+    run = run_processor(
+        Echo, [*records, make_record("c", ordinal=4)], settings={"fetch": {"batch_max": 1}}
+    )
 
     assert [r.sub_sequence_number for r in records] == [0, 1]
     single = make_record(ordinal=3)
@@ -354,7 +395,7 @@ def test_a_method_that_returns_work_to_be_done_fails_and_checkpoints_nothing(mak
     name = f"process_records returned a {type(result).__name__}, "
 
     with pytest.raises(ProcessorLoadError, match=name):
-        run_processor(Returning, "abc", options={"result": result})
+        run_processor(Returning, "abc", settings={"options": {"result": result}})
 
 
 class SinglesReturning(RecordProcessor):
@@ -371,7 +412,11 @@ class SinglesReturning(RecordProcessor):
 )
 def test_a_value_that_a_method_returns_is_dropped_with_one_warning(processor, words):
     with pytest.warns(UserWarning, match=words) as caught:
-        run = run_processor(processor, "abc", batch_max=1, options={"result": {"row": 1}})
+        run = run_processor(
+            processor,
+            "abc",
+            settings={"fetch": {"batch_max": 1}, "options": {"result": {"row": 1}}},
+        )
 
     assert len(caught) == 1
     assert run.position == SHARD_END

@@ -7,7 +7,13 @@ import pytest
 
 from kclrun import RecordProcessor
 from kclrun.errors import LimitExceeded, ProcessorLoadError, RetryLater, SettingsError, SinkError
-from kclrun.testing import assert_any_order_gives_the_same, make_record, replay, run_processor
+from kclrun.testing import (
+    Faults,
+    assert_any_order_gives_the_same,
+    make_record,
+    replay,
+    run_processor,
+)
 from tests.support.tables import over_rows
 
 KEYS = "abacabad"
@@ -59,8 +65,10 @@ def numbers(run):
 
 def test_the_property_holds_and_is_broken_by_a_processor_whose_keys_share_a_count():
     assert_any_order_gives_the_same(Tasks, RECORDS)
-    assert_any_order_gives_the_same(Threads, RECORDS, order="none")
-    assert_any_order_gives_the_same(Poison, RECORDS, then="skip", retries=2)
+    assert_any_order_gives_the_same(Threads, RECORDS, settings={"concurrency": {"order": "none"}})
+    assert_any_order_gives_the_same(
+        Poison, RECORDS, settings={"on_error": {"then": "skip", "retries": 2}}
+    )
     with pytest.raises(AssertionError, match="with seed=0 the result is another"):
         assert_any_order_gives_the_same(Shared, RECORDS)
 
@@ -73,7 +81,13 @@ class Busy(Tasks):
 
 
 def test_a_record_that_asks_for_later_holds_its_key_alone():
-    order = run_processor(Busy, RECORDS, concurrency=8, seed=1).processors[0].order
+    order = (
+        run_processor(
+            Busy, RECORDS, settings={"concurrency": {"records": 8}}, faults=Faults(seed=1)
+        )
+        .processors[0]
+        .order
+    )
     assert order.index("4") > len(order) - order[::-1].index("2") - 1
     assert order.index("7") < len(order) - order[::-1].index("2") - 1
 
@@ -89,14 +103,19 @@ def test_without_a_seed_async_def_runs_in_real_time():
             await asyncio.sleep(0.01)
             context.emit({"is_real": time.monotonic() - began >= 0.009})
 
-    assert run_processor(Timed, ["a", "b"], seed=None).rows == [{"is_real": True}] * 2
+    assert (
+        run_processor(Timed, ["a", "b"], faults=Faults(seed=None)).rows == [{"is_real": True}] * 2
+    )
 
 
 @pytest.mark.parametrize("crash_after", range(1, len(KEYS) + 1))
 @pytest.mark.parametrize("seed", range(4))
 def test_after_a_crash_with_records_done_out_of_order_each_row_is_there_once(crash_after, seed):
     run = replay(
-        Tasks, RECORDS, crash_after=crash_after, concurrency=4, seed=seed, checkpoint="batch"
+        Tasks,
+        RECORDS,
+        settings={"concurrency": {"records": 4}, "checkpoint": {"every": "batch"}},
+        faults=Faults(crash_after=crash_after, seed=seed),
     )
     assert numbers(run) == list("01234567")
     assert run.delivered >= len(KEYS)
@@ -110,7 +129,11 @@ def test_a_call_that_takes_too_long_is_cancelled_and_has_failed():
         async def process_record(self, record, context):
             await asyncio.sleep(3600 if record.data == b"3" else 0)
 
-    run = run_processor(Slow, RECORDS, concurrency=4, timeout_s=30, then="skip")
+    run = run_processor(
+        Slow,
+        RECORDS,
+        settings={"concurrency": {"records": 4, "timeout": "30s"}, "on_error": {"then": "skip"}},
+    )
     assert [record.data for record in run.given_up] == [b"3"]
     assert run.last_error == (
         "TimeoutError: process_record did not return within 30 s (concurrency.timeout)"
@@ -187,16 +210,20 @@ class Returns(RecordProcessor):
     [
         (Both, {}, "Both defines process_records and process_record"),
         (RecordProcessor, {}, "does not define process_records\nWrite process_records"),
-        (Batches, {"concurrency": 2}, "concurrency: is for process_record"),
-        (Threads, {"checkpoint": "manual"}, "manual is for process_records"),
-        (Threads, {"timeout_s": 1, "concurrency": 2}, "concurrency.timeout: is for `async def"),
+        (Batches, {"concurrency": {"records": 2}}, "concurrency: is for process_record"),
+        (Threads, {"checkpoint": {"every": "manual"}}, "manual is for process_records"),
+        (
+            Threads,
+            {"concurrency": {"timeout": "1s", "records": 2}},
+            "concurrency.timeout: is for `async def",
+        ),
         (AsyncBatches, {}, "process_records is `async def`"),
         (Returns, {}, "process_record returned a coroutine, and nothing of it has run"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(processor, settings, words):
     with pytest.raises(ProcessorLoadError) as caught:
-        run_processor(processor, ["a"], **settings)
+        run_processor(processor, ["a"], settings=settings)
     assert words in str(caught.value)
 
 
@@ -239,29 +266,36 @@ AT_THE_END = {
 
 
 def test_any_order_gives_the_same_state_and_a_call_that_raises_leaves_none():
-    settings = {"retries": 1, "then": "skip"}
-    for concurrency in (None, 3, 64):
-        run = run_processor(Seen, RECORDS, concurrency=concurrency, **settings)
+    settings = {"on_error": {"retries": 1, "then": "skip"}}
+    for concurrency in (None, {"records": 3}, {"records": 64}):
+        run = run_processor(Seen, RECORDS, settings=settings | {"concurrency": concurrency})
         assert run.state == AT_THE_END
         assert [record.data for record in run.given_up] == [b"6"]
 
-    assert_any_order_gives_the_same(Seen, RECORDS, **settings)
+    assert_any_order_gives_the_same(Seen, RECORDS, settings=settings)
 
 
 @pytest.mark.parametrize("crash_after", range(1, 8))
-@pytest.mark.parametrize("concurrency", [None, 3])
+@pytest.mark.parametrize("concurrency", [None, {"records": 3}])
 def test_after_a_crash_the_state_is_that_of_the_checkpoint_and_nothing_counts_twice(
     crash_after, concurrency
 ):
-    settings = {"retries": 1, "then": "skip", "checkpoint": "batch", "batch_max": 3}
+    settings = {
+        "on_error": {"retries": 1, "then": "skip"},
+        "checkpoint": {"every": "batch"},
+        "fetch": {"batch_max": 3},
+        "concurrency": concurrency,
+    }
 
-    run = replay(Seen, RECORDS, crash_after=crash_after, concurrency=concurrency, **settings)
+    run = replay(Seen, RECORDS, settings=settings, faults=Faults(crash_after=crash_after))
 
     assert run.state == AT_THE_END
 
 
 def test_a_lease_that_is_given_away_keeps_the_state_of_settled_records():
-    run = run_processor(Seen, RECORDS[:2], concurrency=3, end_of_shard=False)
+    run = run_processor(
+        Seen, RECORDS[:2], settings={"concurrency": {"records": 3}}, end_of_shard=False
+    )
 
     assert run.state == {"a": of_key("0"), "b": of_key("1")}
 
@@ -288,11 +322,15 @@ class Reaches(RecordProcessor):
         (lambda shard, _, __: list(shard.state), SinkError, "the call's own context"),
     ],
 )
-@pytest.mark.parametrize("concurrency", [None, 3])
+@pytest.mark.parametrize("concurrency", [None, {"records": 3}])
 def test_a_record_reaches_the_state_of_its_own_key_alone(reach, error, words, concurrency):
     options = {"reach": reach}
     with pytest.raises(error, match=words):
-        run_processor(Reaches, RECORDS[:1], options=options, concurrency=concurrency)
+        run_processor(
+            Reaches,
+            RECORDS[:1],
+            settings={"options": options, "concurrency": concurrency},
+        )
 
 
 def test_a_change_beyond_the_limit_of_a_record_is_not_made():
@@ -306,7 +344,7 @@ def test_a_change_beyond_the_limit_of_a_record_is_not_made():
             seen.append(entry.get("large"))
 
     with pytest.raises(LimitExceeded, match="one record changed more than 16777216 bytes"):
-        run_processor(Reaches, RECORDS[:1], options={"reach": large})
+        run_processor(Reaches, RECORDS[:1], settings={"options": {"reach": large}})
     assert seen == [None]
 
 
@@ -316,9 +354,9 @@ def test_one_record_changes_no_more_than_waits_in_memory():
             context.state[record][str(number)] = b"x" * 2**18
 
     with pytest.raises(LimitExceeded, match="one record changed more than 16777216 bytes"):
-        run_processor(Reaches, RECORDS[:1], options={"reach": much})
+        run_processor(Reaches, RECORDS[:1], settings={"options": {"reach": much}})
 
 
 def test_without_an_order_of_keys_there_is_no_state():
     with pytest.raises(SettingsError, match="order: key"):
-        run_processor(Seen, RECORDS, concurrency=3, order="none")
+        run_processor(Seen, RECORDS, settings={"concurrency": {"records": 3, "order": "none"}})

@@ -9,6 +9,7 @@ import pytest
 from kclrun.state.event_times import AHEAD_S, EventTimes
 from kclrun.testing import (
     EventTimeWarning,
+    Faults,
     assert_idempotent,
     assert_order_independent,
     make_aggregate,
@@ -31,21 +32,26 @@ def payloads(times=TIMES):
     ("kind", "given"),
     [
         (Dated, {}),
-        (Dated, {"batch_max": 1}),
-        (Dated, {"checkpoint": "batch", "batch_max": 2}),
+        (Dated, {"fetch": {"batch_max": 1}}),
+        (Dated, {"checkpoint": {"every": "batch"}, "fetch": {"batch_max": 2}}),
         (DatedSingly, {}),
-        (DatedSingly, {"concurrency": 4}),
+        (DatedSingly, {"concurrency": {"records": 4}}),
     ],
 )
 def test_windows_of_old_records_close_by_event_time_and_a_late_one_is_counted(kind, given):
-    run = run_processor(kind, payloads(), **given)
+    run = run_processor(kind, payloads(), settings=given)
 
     assert run.rows == ROWS
     assert (run.late, run.ahead) == (1, 0)
 
 
 def test_a_crash_counts_a_late_record_again_and_changes_no_window():
-    run = replay(Dated, payloads(), crash_after=5, checkpoint="batch", batch_max=2)
+    run = replay(
+        Dated,
+        payloads(),
+        settings={"checkpoint": {"every": "batch"}, "fetch": {"batch_max": 2}},
+        faults=Faults(crash_after=5),
+    )
 
     assert run.rows == ROWS
     assert run.late >= 1
@@ -55,7 +61,7 @@ def test_windows_by_arrival_stay_so_without_an_event_time():
     class Plain(Dated):
         event_time = Dated.__mro__[1].event_time
 
-    run = run_processor(Plain, payloads(range(180)), first_arrival_s=0.0)
+    run = run_processor(Plain, make_records(payloads(range(180)), first_arrival_s=0.0))
 
     assert run.rows == [{"from": 0.0, "count": 60}, {"from": 60.0, "count": 60}]
 
@@ -110,15 +116,15 @@ def test_arrivals_can_be_given():
 @pytest.mark.parametrize(
     "run",
     [
-        lambda **given: run_processor(Dated, payloads([1_060.0, 1_061.0]), **given),
-        lambda **given: replay(Dated, payloads([1_060.0, 1_061.0]), crash_after=1, **given),
-        lambda **given: assert_idempotent(Dated, payloads([1_060.0, 1_061.0]), **given),
-        lambda **given: assert_order_independent(Dated, payloads([1_060.0, 1_061.0]), **given),
+        lambda records: run_processor(Dated, records),
+        lambda records: replay(Dated, records, faults=Faults(crash_after=1)),
+        lambda records: assert_idempotent(Dated, records),
+        lambda records: assert_order_independent(Dated, records),
     ],
 )
 def test_an_event_after_its_arrival_is_a_warning_at_the_line_of_the_test(run):
     with pytest.warns(EventTimeWarning, match="after the arrival, by up to 60 s") as warned:
-        run(first_arrival_s=1_000.0)
+        run(list(make_records(payloads([1_060.0, 1_061.0]), first_arrival_s=1_000.0)))
 
     assert {each.filename for each in warned} == {__file__}
 
@@ -126,7 +132,7 @@ def test_an_event_after_its_arrival_is_a_warning_at_the_line_of_the_test(run):
 def test_a_clock_that_differs_by_less_than_a_second_is_not_reported():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run = run_processor(Dated, payloads([100.0 + AHEAD_S]), first_arrival_s=100.0)
+        run = run_processor(Dated, make_records(payloads([100.0 + AHEAD_S]), first_arrival_s=100.0))
 
     assert run.ahead == 0
 
