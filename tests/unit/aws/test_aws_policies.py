@@ -32,10 +32,8 @@ from kclrun.aws.policies import (
     replay_policy,
     run_policy,
 )
-from kclrun.config.load import settings_of
-from kclrun.config.schema import Settings
 from kclrun.model.lease import replay_tables
-from kclrun.model.time import WallTime
+from tests.support.build import settings
 from tests.support.tables import over_rows
 
 PACKAGE = Path(__file__).parents[3] / "kclrun"
@@ -60,10 +58,6 @@ WITHOUT_OPERATION = {"dynamodb:ConditionCheckItem", "s3:ListBucket"}
 
 # A shard is subscribed to, as in SNS a topic is.
 OUR_METHODS = {"Subscribe"}
-
-
-def settings(text: str) -> Settings:
-    return settings_of(text, environment={}, now=WallTime(1_800_000_000.0))
 
 
 def fleet(more: str = "") -> Policy:

@@ -23,13 +23,10 @@ from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumbe
 from kclrun.outputs import emitted_rows, marks
 from kclrun.outputs.emitted_rows import EmittedRows
 from tests.patience import HUNG_S
+from tests.support.build import position as at
 from tests.support.descriptors import open_descriptors
 
 SHARD = "shardId-000000000000"
-
-
-def at(number: int, sub: int = 0) -> ExtendedSequenceNumber:
-    return ExtendedSequenceNumber(str(number), sub)
 
 
 def batch(rows: EmittedRows, *numbers: int, **more: str) -> None:
