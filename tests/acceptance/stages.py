@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from tests.acceptance.account import Account
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 
 ROOT = Path(__file__).parents[2]
 RECORDS = 600
@@ -114,13 +114,6 @@ def end(process):
         process.wait()
 
 
-def until(condition, why):
-    deadline = time.monotonic() + HUNG_S
-    while not condition():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.05)
-
-
 def put(account, numbers):
     """Put these numbers, each with a key of its own; a refused record again."""
     kinesis = account.client("kinesis")
@@ -206,12 +199,14 @@ def fleet(account, folder):
 
         until(
             lambda: has_lease("one") and has_lease("other"),
-            lambda: f"no lease:\n{application.log('one')}\n{application.log('other')}",
+            why=lambda: f"no lease:\n{application.log('one')}\n{application.log('other')}",
         )
         one.send_signal(signal.SIGTERM)
         assert one.wait(HUNG_S) == 0, application.log("one")
         count = len(application.numbers())
-        until(lambda: len(application.numbers()) == RECORDS, lambda: f"{count} of {RECORDS} rows")
+        until(
+            lambda: len(application.numbers()) == RECORDS, why=lambda: f"{count} of {RECORDS} rows"
+        )
         put(account, range(RECORDS, RECORDS + MORE))
         other.kill()
         other.wait()
