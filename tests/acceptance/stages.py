@@ -17,6 +17,7 @@ import yaml
 
 from tests.acceptance.account import Account
 from tests.patience import HUNG_S, until
+from tests.support.programs import run_to_end
 
 ROOT = Path(__file__).parents[2]
 RECORDS = 600
@@ -132,12 +133,11 @@ def put(account, numbers):
 
 def contract(*files):
     def check(account, folder):
-        ran = subprocess.run(
+        ran = run_to_end(
             [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files],
             cwd=ROOT,
             env=account.environment() | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
+            timeout_s=None,
         )
         (folder / f"{Path(files[0]).stem}.txt").write_text(ran.stdout + ran.stderr)
         last = ran.stdout.strip().splitlines()[-1:]

@@ -18,7 +18,7 @@ from tests.packaging.wheel_rig import Environment, build_wheel, plain_environmen
 from tests.patience import HUNG_S, TEST_S
 from tests.spark.sink_rig import Kinesis
 from tests.spark.source_rig import REGION, credentials_in, in_order_of_each_key
-from tests.support.programs import end_family
+from tests.support.programs import end_family, run_to_end
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * TEST_S), pytest.mark.alone]
 
@@ -193,10 +193,8 @@ def reshard(stream):
 
 
 def test_the_python_of_the_executors_has_the_dependencies_and_not_kclrun(cluster, tmp_path):
-    said = subprocess.run(
+    said = run_to_end(
         [cluster.bare.python, "-c", "import boto3, msgspec, pyarrow; import kclrun"],
-        capture_output=True,
-        text=True,
         cwd=tmp_path,
         env=plain_environment(),
     )

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import subprocess
 from importlib.util import find_spec
 
 import psutil
@@ -23,6 +24,13 @@ def needs(*programs):
     """Skip the test, in words, where one of these programs is not installed."""
     if absent := missing(*programs):
         pytest.skip(f"not installed here: {', '.join(absent)}")
+
+
+def run_to_end(command, *, timeout_s=HUNG_S, **how):
+    """Run a program: how it ended, and both its outputs as text. A limit says that it hangs."""
+    return subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=timeout_s, **how
+    )
 
 
 def end_family(process):

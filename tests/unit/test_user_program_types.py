@@ -2,12 +2,12 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 
 import pytest
 
 from tests.architecture.sources import ROOT
+from tests.support.programs import run_to_end
 
 PROGRAM = """
 from dataclasses import dataclass
@@ -135,7 +135,7 @@ def test_a_users_program_is_checked_strictly(tmp_path, checker, text):
     program = tmp_path / "program.py"
     program.write_text(text)
     (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
-    done = subprocess.run(
+    done = run_to_end(
         checker(program),
         cwd=tmp_path,
         env={
@@ -144,8 +144,6 @@ def test_a_users_program_is_checked_strictly(tmp_path, checker, text):
             "PYTHONPATH": str(ROOT),
             "MYPY_CACHE_DIR": str(ROOT / ".mypy_cache"),
         },
-        capture_output=True,
-        text=True,
     )
     found = {
         int(line.split("program.py:")[1].split(":")[0])
