@@ -12,11 +12,14 @@ from kclrun.calling.runners import Ended, runner_of
 from kclrun.errors import RetryLater, SinkError
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
-from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.processor import Context, KeptRow, RecordProcessor
 from kclrun.producing.flow_control import ProducerSettings
 from kclrun.state.keyed import LiveEntries, State
-from tests.support.build import position
+
+
+def position(number):
+    return ExtendedSequenceNumber(str(number))
 
 
 def batch(*numbers, last=None, key=str):

@@ -32,7 +32,7 @@ from kclrun.protocol.writes import (
     Take,
 )
 from tests.support.tables import over_rows
-from tests.unit.cli.memory_site import BEGUN, A, B, Site, key, site_for
+from tests.unit.cli.memory_site import BEGUN, A, B, Site, caller, key, site_for
 
 NATIVE = "CLIENT_VERSION_3X"
 WATCHED = "Watching the counters for 1 s …"
@@ -43,6 +43,11 @@ AT = ExtendedSequenceNumber("77")
 def site(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     return site_for(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def call(site, capsys):
+    return caller(site, capsys)
 
 
 def stuck_offer_and_hole(site: Site) -> None:

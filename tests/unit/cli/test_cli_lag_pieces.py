@@ -24,10 +24,10 @@ from kclrun.model.sequence import (
     TRIM_HORIZON,
     ExtendedSequenceNumber,
 )
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import WallTime
 from kclrun.operating.summaries import Lag, LagSummary, duration_text, lag_summary, waiting_for
-from tests.support.build import shard
 from tests.support.stream_ports import ModelStream
 from tests.support.tables import over_rows
 
@@ -174,6 +174,13 @@ def test_what_cannot_be_measured_says_why_and_a_missing_permission_ends_it(monke
 
 
 # Shards without a lease
+
+
+def shard(number: int, *parents: int) -> Shard:
+    named = [f"shardId-{parent:012d}" for parent in parents]
+    first, second = [*named, None, None][:2]
+    whole = HashRange(0, HASH_KEY_MAX)
+    return Shard(f"shardId-{number:012d}", whole, "1", None, first, second)
 
 
 def rows(**leases: Lease) -> dict[str, Lease]:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import shlex
+import subprocess
 import sys
 
 import pytest
@@ -11,7 +12,6 @@ import pytest
 from kclrun.cli.program import run_program
 from kclrun.simulation.record import FleetRecord
 from kclrun.simulation.stories import RuleBroken
-from tests.support.programs import run_to_end
 
 pytestmark = pytest.mark.seconds
 
@@ -173,7 +173,9 @@ def test_without_a_picture_matplotlib_is_not_loaded():
     program = "from kclrun.cli.program import run_program as run; import sys; run(sys.argv[1:])"
     check = "assert not [name for name in sys.modules if name.startswith('matplotlib')]"
 
-    done = run_to_end([sys.executable, "-c", f"{program}; {check}", *UNEQUAL])
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}; {check}", *UNEQUAL], capture_output=True, text=True
+    )
 
     assert done.returncode == 0, done.stderr
 

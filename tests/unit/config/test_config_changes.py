@@ -3,13 +3,18 @@
 import pytest
 
 from kclrun.config.changes import is_of_changes
+from kclrun.config.load import settings_of
 from kclrun.config.schema import stream_name
 from kclrun.errors import SettingsError
-from tests.support.build import settings
+from kclrun.model.time import WallTime
 from tests.support.tables import over_rows
 
 ARN = "arn:aws:dynamodb:eu-west-1:123456789012:table/orders.v2/stream/2026-01-01T00:00:00.000"
 BASE = f"application: shop\nstream: {ARN}\nprocessor: a:B\n"
+
+
+def settings(text):
+    return settings_of(text, environment={}, now=WallTime(1.8e9))
 
 
 def test_a_stream_of_a_table_is_known_by_its_arn_and_called_by_its_table():

@@ -11,12 +11,15 @@ from kclrun.manager.launcher import lease_environment
 from kclrun.manager.manager import ReportWriter
 from kclrun.manager.ring_reader import exit_code_of, exit_words
 from kclrun.manager.watch import fleet_failover_s
-from kclrun.model.sequence import SHARD_END
+from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.outputs.durable_files import write_report
 from kclrun.protocol.status import LeaseStatus, WorkerState
-from tests.support.build import position
 from tests.support.tables import over_rows
 from tests.unit.leases.manager_life import OTHER, THIRD, ManagerLife, row
+
+
+def position(number):
+    return ExtendedSequenceNumber(str(number))
 
 
 def status(**fields):

@@ -2,18 +2,27 @@
 
 import pytest
 
-from kclrun.model.lease import Lease
+from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.operating.finished import Finished, ended_in_stories
 from kclrun.operating.story import Entry
-from tests.support.build import key, shard
 
 BEGUN = ExtendedSequenceNumber("49671234567890123456789012345678901234567890123456789012")
+
+
+def key(number):
+    return LeaseKey(f"shardId-{number:012d}")
 
 
 def row(number, **fields):
     given = {"checkpoint": BEGUN, "counter": 7, "owner": None, "start": "TRIM_HORIZON"}
     return Lease(key=key(number), **(given | fields))
+
+
+def shard(number, *parents):
+    named = [key(parent) for parent in parents] + [None, None]
+    return Shard(key(number), HashRange(0, HASH_KEY_MAX), "1", None, named[0], named[1])
 
 
 # Shard 0 was split into 1 and 2.

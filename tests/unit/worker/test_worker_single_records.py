@@ -26,7 +26,7 @@ from kclrun.protocol.reports import (
 )
 from kclrun.state.keyed import LiveEntries, State
 from kclrun.worker.sharing import daemon_thread
-from tests.patience import HUNG_S, until
+from tests.patience import HUNG_S
 from tests.unit.worker import main_stage as stage
 from tests.unit.worker.main_stage import Stage, p
 
@@ -179,7 +179,10 @@ class Main(Stage):
     @property
     def state(self):
         """As user code sees it outside of calls: the calls end behind the last position."""
-        until(lambda: not self.entries.is_of_records, why=lambda: "the calls do not end")
+        deadline = time.monotonic() + HUNG_S
+        while self.entries.is_of_records:
+            assert time.monotonic() < deadline, "the calls do not end"
+            time.sleep(0.001)
         state = State(self.entries)
         return {key: dict(state[key]) for key in state}
 
