@@ -16,7 +16,8 @@ from pathlib import Path
 import yaml
 
 from tests.acceptance.account import Account
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
+from tests.support.programs import run_to_end
 
 ROOT = Path(__file__).parents[2]
 RECORDS = 600
@@ -114,13 +115,6 @@ def end(process):
         process.wait()
 
 
-def until(condition, why):
-    deadline = time.monotonic() + HUNG_S
-    while not condition():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.05)
-
-
 def put(account, numbers):
     """Put these numbers, each with a key of its own; a refused record again."""
     kinesis = account.client("kinesis")
@@ -139,12 +133,11 @@ def put(account, numbers):
 
 def contract(*files):
     def check(account, folder):
-        ran = subprocess.run(
+        ran = run_to_end(
             [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files],
             cwd=ROOT,
             env=account.environment() | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
+            timeout_s=None,
         )
         (folder / f"{Path(files[0]).stem}.txt").write_text(ran.stdout + ran.stderr)
         last = ran.stdout.strip().splitlines()[-1:]
@@ -206,12 +199,14 @@ def fleet(account, folder):
 
         until(
             lambda: has_lease("one") and has_lease("other"),
-            lambda: f"no lease:\n{application.log('one')}\n{application.log('other')}",
+            why=lambda: f"no lease:\n{application.log('one')}\n{application.log('other')}",
         )
         one.send_signal(signal.SIGTERM)
         assert one.wait(HUNG_S) == 0, application.log("one")
         count = len(application.numbers())
-        until(lambda: len(application.numbers()) == RECORDS, lambda: f"{count} of {RECORDS} rows")
+        until(
+            lambda: len(application.numbers()) == RECORDS, why=lambda: f"{count} of {RECORDS} rows"
+        )
         put(account, range(RECORDS, RECORDS + MORE))
         other.kill()
         other.wait()

@@ -13,6 +13,7 @@ from tests.acceptance.account import Account
 from tests.acceptance.stages import ROOT, STAGES
 from tests.foreground import heeding_signals
 from tests.patience import HUNG_S, TEST_S
+from tests.support.programs import run_to_end
 
 pytestmark = [pytest.mark.seconds, pytest.mark.timeout(3 * TEST_S)]
 
@@ -74,13 +75,11 @@ def test_every_check_passes_here_and_all_that_was_made_is_gone(account):
 @pytest.mark.slow
 def test_the_contract_of_a_table_runs_over_two_tables_of_the_account(account):
     file = "tests/contract/test_lease_table_late.py"
-    ran = subprocess.run(
+    ran = run_to_end(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", file],
         cwd=ROOT,
         env=account.environment() | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=TEST_S,
+        timeout_s=TEST_S,
     )
 
     assert ran.returncode == 0, ran.stdout

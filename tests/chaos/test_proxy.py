@@ -7,9 +7,7 @@ import time
 import zlib
 from pathlib import Path
 
-import boto3
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from kclrun.local.server import start_embedded
@@ -17,6 +15,7 @@ from tests.chaos.faults import Fault
 from tests.chaos.proxy import Door
 from tests.chaos.proxy_process import ProxyProcess
 from tests.patience import HUNG_S, until
+from tests.support.clients import ONCE, client_of
 
 KEYS = ("AKIAEXAMPLEEXAMPLE", "secret-of-the-test")
 BODY = json.dumps({"Key": {"leaseKey": {"S": "shard-1"}}}).encode()
@@ -246,14 +245,7 @@ def test_signed_requests_stay_valid_on_their_way(proxied):
         proxy = proxied(int(embedded.endpoint.rpartition(":")[2]), always("slice", share=0.5))
 
         def client(secret):
-            return boto3.client(
-                "kinesis",
-                endpoint_url=proxy.urls["a"],
-                region_name="us-east-1",
-                aws_access_key_id=KEYS[0],
-                aws_secret_access_key=secret,
-                config=Config(retries={"total_max_attempts": 1}),
-            )
+            return client_of("kinesis", proxy.urls["a"], key=KEYS[0], secret=secret, config=ONCE)
 
         with pytest.raises(ClientError, match="InvalidSignature"):
             client("another").list_streams()

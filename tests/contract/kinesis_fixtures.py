@@ -18,9 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from kclrun.errors import ServiceError
@@ -35,6 +33,7 @@ from kclrun.ports import ShardFilter, StreamSummary
 from kclrun.spark.subscribed import SubscribedReader
 from tests.acceptance.account import Account
 from tests.patience import HUNG_S
+from tests.support.clients import ONCE, client_of
 from tests.support.stream_ports import ModelStream, ModelSubscriber
 
 # Without it, the emulator listens on every address of the machine.
@@ -154,14 +153,7 @@ class BotoSubject:
     """Any endpoint that speaks Kinesis, through stock boto3."""
 
     def __init__(self, name: str, endpoint: str) -> None:
-        client = boto3.client(
-            "kinesis",
-            endpoint_url=endpoint,
-            region_name="us-east-1",
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-            config=Config(retries={"total_max_attempts": 1}, read_timeout=HUNG_S),
-        )
+        client = client_of("kinesis", endpoint, config=ONCE)
         self._use(name, client)
 
     def _use(self, name: str, client: Any) -> None:

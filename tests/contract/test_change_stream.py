@@ -7,7 +7,6 @@ import time
 import uuid
 from itertools import pairwise
 
-import boto3
 import pytest
 
 from kclrun.aws.changes.stream import admin_of, reader_of
@@ -28,6 +27,7 @@ from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import ShardFilter, next_page
 from tests.patience import HUNG_S
 from tests.support.change_streams import ModelChanges
+from tests.support.clients import client_of
 
 HOUR_S = 3600.0
 OLDEST = StartPoint(IteratorType.TRIM_HORIZON)
@@ -37,10 +37,7 @@ class EmbeddedChanges:
     """A table of the embedded AWS, written by boto3, read by the product's wire client."""
 
     def __init__(self, endpoint):
-        keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
-        self._dynamodb = boto3.client(
-            "dynamodb", endpoint_url=endpoint, region_name="us-east-1", **keys
-        )
+        self._dynamodb = client_of("dynamodb", endpoint)
         self._table = f"orders-{uuid.uuid4().hex[:8]}"
         made = self._dynamodb.create_table(
             TableName=self._table,

@@ -5,7 +5,6 @@ import itertools
 from contextlib import closing
 from pathlib import Path
 
-import boto3
 import msgspec
 import pytest
 
@@ -20,14 +19,10 @@ from kclrun.local.filling import make_stream
 from kclrun.model.letter import LETTER_VERSION, LetterDestination
 from kclrun.model.record import PutEntry
 from kclrun.model.wire import WireCredentials, WireEndpoint
+from tests.support.clients import client_of
 from tests.support.letters import letter
 
 KEYS = WireCredentials("key", "secret")
-CREDENTIALS = {
-    "region_name": "us-east-1",
-    "aws_access_key_id": "key",
-    "aws_secret_access_key": "secret",
-}
 PLACES = ("folder", "s3", "s3 root", "sqs", "fifo", "stream")
 OF_AWS = PLACES[1:]
 NUMBERS = itertools.count()
@@ -243,7 +238,7 @@ def test_a_letter_above_the_limit_without_a_bucket_is_refused_in_words(kind, aws
 def test_a_letter_of_just_the_limit_is_kept_and_one_byte_more_is_refused(aws, tmp_path, raised_kib):
     place = Place("stream", aws, tmp_path)
     if raised_kib is not None:
-        kinesis = boto3.client("kinesis", endpoint_url=aws.kinesis_endpoint, **CREDENTIALS)
+        kinesis = client_of("kinesis", aws.kinesis_endpoint)
         arn = kinesis.describe_stream_summary(StreamName=place.place.stream)[
             "StreamDescriptionSummary"
         ]["StreamARN"]

@@ -17,11 +17,12 @@ from kclrun.errors import SinkError
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.record import Record
-from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.time import WallTime
 from kclrun.protocol import writes
 from kclrun.worker.giving_up import LeaseLetters
 from tests.contract.test_letter_store import KEYS, Place
+from tests.support.build import position as at
 
 SHARD = LeaseKey("shardId-000000000002")
 FAILURE = Failure("ValueError: x", "shop.py:3 in process")
@@ -30,10 +31,6 @@ FAILURE = Failure("ValueError: x", "shop.py:3 in process")
 @pytest.fixture(autouse=True)
 def no_wait(monkeypatch):
     monkeypatch.setattr(dead_letters, "WAIT_S", 0)
-
-
-def at(number):
-    return ExtendedSequenceNumber(str(number))
 
 
 class Shard:

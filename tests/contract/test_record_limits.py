@@ -5,7 +5,6 @@ import contextlib
 import itertools
 from types import SimpleNamespace
 
-import boto3
 import pytest
 
 from kclrun import Producer
@@ -25,9 +24,9 @@ from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.outputs.kinesis_output import KinesisOutput
+from tests.support.clients import client_of
 from tests.support.letters import letter
 
-KEYS = {"region_name": "us-east-1", "aws_access_key_id": "k", "aws_secret_access_key": "s"}
 NUMBERS = itertools.count()
 SIZES = (2 * 2**20, 10 * 2**20)
 
@@ -42,7 +41,7 @@ class Target:
         make_stream(self.endpoint, self.name, 1)
         self.client = WireClient(self.endpoint, self.credentials, service="kinesis")
         self.admin = WireStreamAdmin(self.client, self.name)
-        kinesis = boto3.client("kinesis", endpoint_url=aws.kinesis_endpoint, **KEYS)
+        kinesis = client_of("kinesis", aws.kinesis_endpoint)
         kinesis.update_max_record_size(
             StreamARN=self.admin.summary().arn, MaxRecordSizeInKiB=bytes_max // 1024
         )

@@ -4,9 +4,7 @@ a consumer's ARN and by its name."""
 import time
 import uuid
 
-import boto3
 import pytest
-from botocore.config import Config
 
 from kclrun.aws.fan_out import FanOutReader, StreamConsumers
 from kclrun.aws.kinesis import WireStreamAdmin
@@ -22,6 +20,7 @@ from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import ShardSubscriber, Subscription
 from kclrun.spark.subscribed import NamedConsumer
 from tests.patience import HUNG_S
+from tests.support.clients import ONCE, client_of
 from tests.support.stream_ports import ModelSubscriber
 
 SHARD = "shardId-000000000000"
@@ -66,14 +65,7 @@ class Http:
 
     def __init__(self, endpoint: str) -> None:
         self._name = f"contract-{uuid.uuid4().hex[:12]}"
-        self._boto = boto3.client(
-            "kinesis",
-            endpoint_url=endpoint,
-            region_name="eu-west-1",
-            aws_access_key_id="a",
-            aws_secret_access_key="b",
-            config=Config(retries={"total_max_attempts": 1}),
-        )
+        self._boto = client_of("kinesis", endpoint, "eu-west-1", config=ONCE)
         self._boto.create_stream(StreamName=self._name, ShardCount=1)
         summary = self._boto.describe_stream_summary(StreamName=self._name)
         wire = WireEndpoint(endpoint, "eu-west-1", "eu-west-1")

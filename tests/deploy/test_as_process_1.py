@@ -6,7 +6,6 @@ In a PID namespace of its own, which is all of a container that matters here.
 import functools
 import signal
 import socket
-import subprocess
 import textwrap
 
 import psutil
@@ -14,6 +13,7 @@ import pytest
 
 from tests.patience import HUNG_S, until
 from tests.processes.ledger_rig.application import Application
+from tests.support.programs import run_to_end
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
@@ -48,7 +48,7 @@ def way():
     refusals = []
     for each in _WAYS:
         try:
-            tried = subprocess.run([*each, "true"], capture_output=True, text=True, timeout=HUNG_S)
+            tried = run_to_end([*each, "true"])
         except FileNotFoundError as error:
             refusals.append(str(error))
             continue

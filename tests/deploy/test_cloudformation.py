@@ -3,7 +3,6 @@
 import base64
 import re
 import shlex
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -18,7 +17,7 @@ from kclrun.model.time import WallTime
 from kclrun.observe.alarms import alarms
 from kclrun.observe.metrics import APPLICATION, METRICS
 from tests.deploy.templates import TEMPLATE, Stack, read_template
-from tests.patience import HUNG_S
+from tests.support.programs import run_to_end
 
 # In the environment for development, as moto's part that reads templates.
 pytest.importorskip("cfnlint")
@@ -124,11 +123,8 @@ def made(moto):
 
 @pytest.mark.long
 def test_cfn_lint_has_nothing_to_say():
-    linted = subprocess.run(
-        [Path(sys.executable).with_name("cfn-lint"), "--include-checks", "I", "--", TEMPLATE],
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
+    linted = run_to_end(
+        [Path(sys.executable).with_name("cfn-lint"), "--include-checks", "I", "--", TEMPLATE]
     )
 
     assert (linted.returncode, linted.stdout) == (0, "")
@@ -156,13 +152,7 @@ def test_moto_makes_everything_it_knows(made):
 def arguments(user_data):
     """kclrun's command line in the drop-in that a shell would write, as systemd would read it."""
     heredoc = re.search(r"<<UNIT\n.*?\nUNIT\n", user_data, re.DOTALL)[0]
-    dropped_in = subprocess.run(
-        ["bash", "-euc", f"zone={ZONES[0]}; cat {heredoc}"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=HUNG_S,
-    ).stdout
+    dropped_in = run_to_end(["bash", "-euc", f"zone={ZONES[0]}; cat {heredoc}"], check=True).stdout
     starts = re.findall(r"^ExecStart=(.*)$", dropped_in.replace("\\\n", " "), re.MULTILINE)
     # The empty one takes back that of the unit itself.
     assert starts[0] == ""
@@ -262,9 +252,7 @@ def test_a_machine_may_complete_the_hooks_of_its_own_group(made):
 
 
 def test_user_data_is_a_script_that_a_shell_can_read(made):
-    checked = subprocess.run(
-        ["bash", "-n"], input=made.user_data, capture_output=True, text=True, timeout=HUNG_S
-    )
+    checked = run_to_end(["bash", "-n"], input=made.user_data)
 
     assert made.user_data.startswith("#!/bin/bash\nset -euo pipefail\n")
     assert (checked.returncode, checked.stderr) == (0, "")

@@ -21,6 +21,7 @@ from tests.deploy.facts import (
 from tests.deploy.test_dockerfile import STAGES, of
 from tests.patience import HUNG_S
 from tests.support.http_service import HttpService
+from tests.support.programs import run_to_end
 
 TASK = json.loads((DEPLOY / "ecs-task.json").read_text())
 [CONTAINER] = TASK["containerDefinitions"]
@@ -52,12 +53,9 @@ def arguments(tmp_path, address, **environment):
         *CONTAINER["entryPoint"],
         on_this_machine(*CONTAINER["command"], tmp_path, shlex.quote(sys.executable)),
     ]
-    ran = subprocess.run(
+    ran = run_to_end(
         command,
         env={"ECS_CONTAINER_METADATA_URI_V4": address, "PATH": "/usr/bin:/bin"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
     )
     assert ran.returncode == 0, ran.stderr
     return [PROGRAM[0], *ran.stdout.splitlines()]

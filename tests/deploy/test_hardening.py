@@ -5,14 +5,13 @@ So the two directives that could hurt most are tried with the tools that they st
 """
 
 import re
-import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.patience import HUNG_S
-from tests.support.programs import needs
+from tests.support.programs import needs, run_to_end
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
@@ -44,7 +43,7 @@ def test_without_capabilities_and_over_a_read_only_system_all_is_processed(
 ):
     needs("mount", "setpriv", "unshare")
     confine = ["unshare", "--mount", "--propagation=private", "bash", "-ec", CONFINED, "confined"]
-    tried = subprocess.run([*confine, tmp_path, "true"], capture_output=True, text=True)
+    tried = run_to_end([*confine, tmp_path, "true"])
     if tried.returncode != 0:
         pytest.skip(f"nothing can be confined here: {tried.stderr.strip()}")
     stream = embedded_aws.stream(shards=2)
@@ -99,8 +98,8 @@ def test_every_system_call_is_one_that_the_unit_allows(tmp_path, embedded_aws, p
 
 def _calls_of(group):
     """The system calls of one of systemd's groups, and of those inside it."""
-    listed = subprocess.run(
-        ["systemd-analyze", "syscall-filter", group], capture_output=True, text=True, check=True
+    listed = run_to_end(
+        ["systemd-analyze", "syscall-filter", group], check=True
     ).stdout.splitlines()[1:]
     names = {line.strip() for line in listed if line.strip() and not line.strip().startswith("#")}
     groups = {name for name in names if name.startswith("@")}

@@ -1,7 +1,6 @@
 """The systemd unit: systemd takes it, and it says of kclrun what kclrun says of itself."""
 
 import re
-import subprocess
 from pathlib import Path
 
 from botocore.session import Session
@@ -9,8 +8,7 @@ from botocore.session import Session
 from kclrun.cli import exit_codes
 from kclrun.config.schema import Settings
 from kclrun.manager import metering
-from tests.patience import HUNG_S
-from tests.support.programs import needs
+from tests.support.programs import needs, run_to_end
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "config" / "deploy" / "kclrun.service"
@@ -26,9 +24,7 @@ def setting(name):
 
 def analyze(*arguments):
     needs("systemd-analyze")
-    return subprocess.run(
-        ["systemd-analyze", *arguments], capture_output=True, text=True, timeout=HUNG_S
-    )
+    return run_to_end(["systemd-analyze", *arguments])
 
 
 def installed(tmp_path):

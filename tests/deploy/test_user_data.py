@@ -4,15 +4,13 @@ With the machine's own folders in a mount namespace, and stand-ins for what need
 real machine.
 """
 
-import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from tests.deploy.templates import Stack, read_template
-from tests.patience import HUNG_S
-from tests.support.programs import needs
+from tests.support.programs import needs, run_to_end
 
 DEPLOY = Path(__file__).parents[2] / "config" / "deploy"
 NAMES = {
@@ -55,12 +53,9 @@ class Machine:
         (self._folder / "script").write_text(user_data)
         stands = self._folder / "bin"
         command = ["unshare", "--mount", "--propagation=private", "bash", "-ec", NAMESPACE, "ns"]
-        return subprocess.run(
+        return run_to_end(
             [*command, self._folder],
             env={"PATH": f"{stands}:/usr/bin:/bin", "STANDS": str(stands), "BUNDLE": str(bundle)},
-            capture_output=True,
-            text=True,
-            timeout=HUNG_S,
         )
 
     def calls(self, program):
@@ -73,10 +68,8 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path):
     needs("mount", "unshare")
-    tried = subprocess.run(
-        ["unshare", "--mount", "--propagation=private", "mount", "--bind", tmp_path, "/opt"],
-        capture_output=True,
-        text=True,
+    tried = run_to_end(
+        ["unshare", "--mount", "--propagation=private", "mount", "--bind", tmp_path, "/opt"]
     )
     if tried.returncode != 0:
         pytest.skip(f"no mount namespace can be made here: {tried.stderr.strip()}")

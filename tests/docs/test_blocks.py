@@ -2,7 +2,6 @@
 
 import re
 import socket
-import subprocess
 
 import pytest
 
@@ -10,6 +9,7 @@ from tests.docs import pages
 from tests.docs.blocks import Block, Command, blocks_of, commands_of, is_as_shown
 from tests.docs.shell import Session
 from tests.patience import TEST_S
+from tests.support.programs import run_to_end
 
 TEMPLATES = pages.ROOT / "kclrun" / "cli" / "templates"
 TUTORIAL = sorted((pages.DOCS / "tutorial").glob("*.md"))
@@ -128,7 +128,7 @@ def test_a_here_document_can_be_pasted_into_a_shell_as_it_stands(path):
         assert block.language in {"sh", "bash"}, f"line {block.line}: prompts would be pasted, too"
         for name in HERE_DOCUMENT.findall(block.text):
             assert name in block.text.splitlines(), f"line {block.line}: no end of {name}"
-        read = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
+        read = run_to_end(["bash", "-n"], input=block.text)
         assert (read.returncode, read.stderr) == (0, ""), f"line {block.line}"
 
 

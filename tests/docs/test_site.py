@@ -3,14 +3,13 @@
 import os
 import re
 import runpy
-import subprocess
 import sys
 
 import pytest
 
 from tests.docs import pages
 from tests.docs.blocks import blocks_of
-from tests.patience import HUNG_S
+from tests.support.programs import run_to_end
 
 CONFIG = pages.ROOT / "config" / "mkdocs.yml"
 # What a browser fetches by itself: scripts, styles, pictures, fonts. People follow links.
@@ -25,15 +24,12 @@ def site(tmp_path_factory):
     """The built site. A proxy that does not answer stands for a machine without a network."""
     folder = tmp_path_factory.mktemp("site")
     dead = "http://127.0.0.1:9"
-    built = subprocess.run(
+    built = run_to_end(
         [
             *(sys.executable, "-m", "mkdocs", "build", "--strict"),
             *("--config-file", CONFIG, "--site-dir", folder),
         ],
         env=os.environ | {"http_proxy": dead, "https_proxy": dead, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
     )
     assert built.returncode == 0, built.stdout + built.stderr
     return folder

@@ -4,15 +4,14 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.patience import HUNG_S
 from tests.shares import beyond_each_value
+from tests.support.programs import run_to_end
 
 ROOT = Path(__file__).parents[2]
 GROUPS = ["quick tests", "real processes", "Spark"]
@@ -82,14 +81,10 @@ class Checkout:
         (self.folder / f"failures-{number}").write_text("".join(f"{each}\n" for each in failures))
 
     def run(self, *arguments, **environment):
-        return subprocess.run(
+        return run_to_end(
             [str(self.folder / "bin" / "test"), *arguments],
             # Not what an outer pytest says to its own workers.
             env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | environment,
-            capture_output=True,
-            text=True,
-            timeout=HUNG_S,
-            check=False,
         )
 
     def pytest_twice(self, *arguments, **more_environment):
@@ -97,14 +92,10 @@ class Checkout:
         noted = self.folder / "failures-noted"
         noted.touch()
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-        return subprocess.run(
+        return run_to_end(
             [sys.executable, "-m", "tests.twice", *arguments],
             cwd=self.folder,
             env=environment | {"KCLRUN_TEST_FAILURES": str(noted)} | more_environment,
-            capture_output=True,
-            text=True,
-            timeout=HUNG_S,
-            check=False,
         )
 
     def calls(self):

@@ -1,13 +1,12 @@
 """What `.ci/run` could not test stands in its last lines, and ends no stage."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.packaging.test_bin_test import Checkout
-from tests.patience import HUNG_S
+from tests.support.programs import run_to_end
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = (ROOT / ".ci" / "run").read_text()
@@ -47,14 +46,7 @@ def function(name):
 
 
 def bash(*lines, **environment):
-    return subprocess.run(
-        ["/bin/bash", "-euo", "pipefail", "-c", "\n".join(lines)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
-        check=False,
-    )
+    return run_to_end(["/bin/bash", "-euo", "pipefail", "-c", "\n".join(lines)], env=environment)
 
 
 def test_each_reason_is_one_line_at_the_end_with_its_count(tmp_path):
@@ -96,9 +88,7 @@ def test_tests_with_a_second_try_are_in_the_last_lines_each_once(tmp_path):
 
 
 def test_a_word_that_is_not_a_run_is_refused_and_nothing_begins():
-    ran = subprocess.run(
-        [ROOT / ".ci" / "run", "nigth"], capture_output=True, text=True, timeout=HUNG_S, check=False
-    )
+    ran = run_to_end([ROOT / ".ci" / "run", "nigth"])
 
     assert (ran.returncode, ran.stdout) == (64, "")
     assert ran.stderr == "Not known: nigth. .ci/run, or .ci/run night\n"

@@ -13,6 +13,7 @@ import pytest
 
 from tests.patience import HUNG_S
 from tests.support.descriptors import everything_on
+from tests.support.programs import run_to_end
 
 ROOT = Path(__file__).parents[2]
 
@@ -128,13 +129,7 @@ def audit(tmp_path):
             f"{place}; shift; done\n",
         )
         script(tmp_path / "bin" / "environment", f"#!/bin/sh\necho '{tmp_path}/python'\n")
-        done = subprocess.run(
-            [str(tmp_path / "bin" / "audit")],
-            capture_output=True,
-            text=True,
-            timeout=HUNG_S,
-            check=False,
-        )
+        done = run_to_end([tmp_path / "bin" / "audit"])
         return done.returncode, done.stdout.splitlines()
 
     return run

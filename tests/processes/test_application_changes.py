@@ -13,13 +13,13 @@ from collections import Counter, defaultdict
 from functools import partial
 from unittest import mock
 
-import boto3
 import pytest
 
 from kclrun.local import server
 from kclrun.local.changes.model import ChangeSettings
 from tests.processes.ledger_rig.application import Application
-from tests.processes.ledger_rig.aws import _CLIENT, MOTO, Aws
+from tests.processes.ledger_rig.aws import MOTO, Aws
+from tests.support.clients import ONCE, client_of
 
 pytestmark = pytest.mark.slow
 
@@ -43,9 +43,7 @@ class ChangesAws(Aws):
         started = server.start_embedded
         with mock.patch.object(server, "start_embedded", partial(started, changes=SETTINGS)):
             super().__init__(dynamodb=MOTO)
-        self.streams = boto3.client(
-            "dynamodbstreams", endpoint_url=self.embedded.dynamodb_endpoint, **_CLIENT
-        )
+        self.streams = client_of("dynamodbstreams", self.embedded.dynamodb_endpoint, config=ONCE)
 
     def close(self):
         self.streams.close()

@@ -3,14 +3,14 @@
 import json
 import uuid
 
-import boto3
 import msgspec
 import pytest
 
 from kclrun.outputs.dead_letters import LetterFolder
 from tests.processes.bad_input_rig.denying import DenyingEndpoint
 from tests.processes.bad_input_rig.program import Project
-from tests.processes.ledger_rig.aws import _CLIENT, MOTO, Aws
+from tests.processes.ledger_rig.aws import MOTO, Aws
+from tests.support.clients import ONCE, client_of
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
@@ -40,7 +40,7 @@ def test_a_registry_that_is_away_delays_and_records_at_fault_are_letters(
     embedded_aws, application, tmp_path
 ):
     url = embedded_aws.embedded.dynamodb_endpoint
-    glue = boto3.client("glue", endpoint_url=url, **_CLIENT)
+    glue = client_of("glue", url, config=ONCE)
     version = glue.create_schema(
         SchemaName="orders", DataFormat="JSON", Compatibility="NONE", SchemaDefinition="{}"
     )["SchemaVersionId"]

@@ -6,11 +6,11 @@ import random
 import signal
 import uuid
 
-import boto3
 import pytest
 
-from tests.processes.ledger_rig.aws import _CLIENT, MOTO, Aws
+from tests.processes.ledger_rig.aws import MOTO, Aws
 from tests.seeds import seed_of
+from tests.support.clients import ONCE, client_of
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
@@ -47,7 +47,7 @@ class Queue:
 
     def __init__(self, aws):
         url = aws.embedded.dynamodb_endpoint
-        self._sqs = boto3.client("sqs", endpoint_url=url, **_CLIENT)
+        self._sqs = client_of("sqs", url, config=ONCE)
         self.name = f"rows-{uuid.uuid4().hex[:8]}"
         self._url = self._sqs.create_queue(QueueName=self.name)["QueueUrl"]
         self._rows = []

@@ -7,13 +7,13 @@ import time
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
-import boto3
 import pytest
 from botocore.config import Config
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.patience import HUNG_S, until
 from tests.processes.ledger_rig.aws import MOTO, REGION, Aws
+from tests.support.clients import client_of
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
@@ -80,13 +80,8 @@ def total(series, name):
 
 
 def published(aws, namespace, name, application):
-    client = boto3.client(
-        "cloudwatch",
-        endpoint_url=aws.embedded.dynamodb_endpoint,
-        region_name=REGION,
-        aws_access_key_id="AKIAEXAMPLEEXAMPLE",
-        aws_secret_access_key="secret",
-        config=Config(read_timeout=HUNG_S),
+    client = client_of(
+        "cloudwatch", aws.embedded.dynamodb_endpoint, REGION, config=Config(read_timeout=HUNG_S)
     )
     now = datetime.now(UTC)
     try:

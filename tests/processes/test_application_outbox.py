@@ -5,7 +5,6 @@ import json
 import sqlite3
 from collections import Counter
 
-import boto3
 import msgspec
 import pytest
 
@@ -14,6 +13,7 @@ from kclrun.state.chain import read_chain
 from tests.processes.ledger_rig.application import Application
 from tests.processes.ledger_rig.aws import MOTO, Aws
 from tests.processes.ledger_rig.producing import Producer
+from tests.support.clients import client_of
 
 # More than are put: the producer stops once enough processes died.
 TOTAL = 50_000
@@ -58,13 +58,7 @@ SCHEMA = "key string, number long, lot long"
 def with_s3():
     """An embedded AWS with all services, and a bucket."""
     aws = Aws(dynamodb=MOTO)
-    client = boto3.client(
-        "s3",
-        endpoint_url=aws.embedded.dynamodb_endpoint,
-        region_name="us-east-1",
-        aws_access_key_id="AKIAEXAMPLEEXAMPLE",
-        aws_secret_access_key="secret",
-    )
+    client = client_of("s3", aws.embedded.dynamodb_endpoint)
     client.create_bucket(Bucket=BUCKET)
     yield aws, client
     client.close()

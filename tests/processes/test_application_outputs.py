@@ -6,10 +6,10 @@ import json
 import re
 import sqlite3
 
-import boto3
 import pytest
 
-from tests.processes.ledger_rig.aws import _CLIENT, MOTO, Aws
+from tests.processes.ledger_rig.aws import MOTO, Aws
+from tests.support.clients import ONCE, client_of
 from tests.support.http_service import HttpService, forwarded
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
@@ -63,8 +63,8 @@ class Destinations:
 
     def __init__(self, aws, folder):
         url = aws.embedded.dynamodb_endpoint
-        self._s3 = boto3.client("s3", endpoint_url=url, **_CLIENT)
-        self._sqs = boto3.client("sqs", endpoint_url=url, **_CLIENT)
+        self._s3 = client_of("s3", url, config=ONCE)
+        self._sqs = client_of("sqs", url, config=ONCE)
         self._s3.create_bucket(Bucket=BUCKET)
         self._url = self._sqs.create_queue(QueueName=QUEUE, Attributes={"FifoQueue": "true"})[
             "QueueUrl"

@@ -5,14 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from kclrun.local.filling import make_stream
 from kclrun.local.server import start_embedded
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
+from tests.support.clients import client_of
 from tests.support.http_service import HttpService, forwarded
 
 REGION = "us-east-1"
@@ -56,13 +56,6 @@ def write_keys(folder, key):
     new = folder / "new"
     new.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s\n")
     new.rename(folder / "credentials")
-
-
-def until(condition):
-    deadline = time.monotonic() + HUNG_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.seconds
@@ -109,16 +102,9 @@ def test_keys_replaced_in_the_file_are_used_by_manager_and_leases_without_a_rest
 
 def putting(guard):
     """Puts a record, with the keys of the moment."""
-    import boto3
 
     def put(text):
-        client = boto3.client(
-            "kinesis",
-            endpoint_url=guard.service.url,
-            region_name=REGION,
-            aws_access_key_id=guard.key,
-            aws_secret_access_key="s",
-        )
+        client = client_of("kinesis", guard.service.url, key=guard.key, secret="s")
         client.put_record(StreamName="orders", Data=text.encode(), PartitionKey="k")
         client.close()
 

@@ -12,21 +12,18 @@ import time
 import pytest
 
 from kclrun.cli.startup import open_world
-from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey, OwnerId
+from kclrun.model.lease import ANYBODY, OFFERED, Lease, OwnerId
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol.writes import Applied, CreateLease, Offer, Renew, Take
 from tests.patience import HUNG_S, until
 from tests.processes.cli_rig import Program, Site, called
+from tests.support.build import key
 
 pytestmark = pytest.mark.slow
 NUMBERS = itertools.count()
 A, B, JAVA = map(OwnerId, ("kclrun:az1:host1:nonce", "kclrun:az2:host2:nonce", "java-worker"))
 FAILOVER_S = 1.0
-
-
-def key(number):
-    return LeaseKey(f"shardId-{number:012d}")
 
 
 class Table:

@@ -9,12 +9,12 @@ from collections import Counter
 from contextlib import closing
 from datetime import UTC, datetime
 
-import boto3
 import pytest
 
 from kclrun.model.sequence import LATEST, TRIM_HORIZON
 from tests.patience import until
 from tests.processes.cli_rig import Program, Site, called, ended
+from tests.support.clients import client_of
 
 pytestmark = pytest.mark.slow
 
@@ -40,10 +40,7 @@ class Rows:
         self.name = name
         self.site = Site(folder, endpoint, name, 1)
         (folder / "mine.py").write_text(PROCESSOR)
-        self.s3 = boto3.client(
-            "s3", endpoint_url=endpoint, region_name="us-east-1",
-            aws_access_key_id="k", aws_secret_access_key="s",
-        )  # fmt: skip
+        self.s3 = client_of("s3", endpoint)
         self.s3.create_bucket(Bucket=name)
         self.config = self.site.config
         text = self.config.read_text().replace("kclrun.samples.hello:Hello", "mine:Mine")

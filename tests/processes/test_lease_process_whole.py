@@ -10,10 +10,8 @@ import threading
 import time
 import uuid
 
-import boto3
 import msgspec
 import pytest
-from botocore.config import Config
 
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.rows import encode_row
@@ -31,6 +29,7 @@ from kclrun.protocol import writes as changes
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.protocol.writes import Applied
 from tests.patience import until
+from tests.support.clients import ONCE, client_of
 
 FIRST = "shardId-000000000000"
 ME = "kclrun::host:a"
@@ -124,14 +123,7 @@ class Stage:
         self.channel = None
 
     def _boto(self, service, endpoint):
-        return boto3.client(
-            service,
-            endpoint_url=endpoint,
-            region_name="us-east-1",
-            aws_access_key_id="AKIAEXAMPLEEXAMPLE",
-            aws_secret_access_key="secret",
-            config=Config(retries={"max_attempts": 0}),
-        )
+        return client_of(service, endpoint, config=ONCE)
 
     def put(self, *texts):
         for text in texts:

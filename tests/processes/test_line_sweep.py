@@ -10,7 +10,6 @@ import json
 import sqlite3
 from collections import Counter
 
-import boto3
 import msgspec
 import pytest
 
@@ -18,12 +17,13 @@ from kclrun.destinations import open_letters
 from kclrun.local.server import start_embedded
 from kclrun.model.letter import LetterDestination
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from tests.processes.ledger_rig.aws import _CLIENT, REGION
+from tests.processes.ledger_rig.aws import REGION
 from tests.processes.ledger_rig.deliveries import judge
 from tests.processes.ledger_rig.processor.ledger_processor import is_due
 from tests.processes.ledger_rig.states import kept_values
 from tests.processes.line_sweep.sweeping import SweptApplication
 from tests.shares import asked_share, share_of
+from tests.support.clients import ONCE, client_of
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
@@ -221,7 +221,7 @@ def test_a_lease_process_killed_at_any_line_leaves_each_record_counted_once_in_t
 def objects():
     """S3: the rig's own DynamoDB has none."""
     with start_embedded() as embedded:
-        s3 = boto3.client("s3", endpoint_url=embedded.endpoint, **_CLIENT)
+        s3 = client_of("s3", embedded.endpoint, config=ONCE)
         s3.create_bucket(Bucket="swept")
         yield embedded.endpoint, s3
         s3.close()

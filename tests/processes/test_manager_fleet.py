@@ -1,19 +1,18 @@
 """A whole manager in a process of its own: how it starts, stops, and survives its own."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.processes.log_events import events_in
+from tests.support.programs import end_family
 
 pytestmark = pytest.mark.slow
 
@@ -48,10 +47,7 @@ class Fleet:
         return [line for line in self.lines() if line["event"] == event]
 
     def until(self, condition, timeout_s=HUNG_S):
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, Path(self.log.name).read_text()
-            time.sleep(0.02)
+        until(condition, timeout_s, why=Path(self.log.name).read_text)
 
     def until_claimed(self, count=2):
         self.until(lambda: len(self.of("lease_claimed")) >= count)
@@ -67,12 +63,7 @@ class Fleet:
         }
 
     def close(self):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    child.kill()
-        self.process.kill()
-        self.process.wait()
+        end_family(self.process)
         self.log.close()
 
 

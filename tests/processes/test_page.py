@@ -5,7 +5,6 @@ import http.client
 import itertools
 import re
 import signal
-import subprocess
 import threading
 import time
 from urllib.parse import urlsplit
@@ -22,6 +21,7 @@ from kclrun.page.server import serve_pages
 from tests.patience import HUNG_S
 from tests.processes.cli_rig import Program, Site
 from tests.processes.page_browser import browser, needs_chromium
+from tests.support.programs import run_to_end
 from tests.unit.page.fleet import ABOUT, NOW, A, behind, key, lease, snapshot_of
 from tests.unit.page.test_page_details import Given
 
@@ -71,13 +71,7 @@ def url_of(program):
 
 def rendered(profile, url):
     """The document that the browser has made of the page, after it was loaded."""
-    done = subprocess.run(
-        browser(profile, "--dump-dom", url),
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
-        check=True,
-    )
+    done = run_to_end(browser(profile, "--dump-dom", url), check=True)
     return done.stdout
 
 

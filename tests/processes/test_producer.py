@@ -17,6 +17,7 @@ from kclrun.local.server import start_embedded
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from tests.patience import HUNG_S
+from tests.support.programs import run_to_end
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +124,7 @@ def test_a_program_that_ends_without_close_says_how_many_records_it_left(kinesis
         "producer = kclrun.Producer('errors', endpoint_url=sys.argv[1], linger_s=600)\n"
         "producer.put('1', 'a')\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", program, kinesis.url], capture_output=True, text=True, check=True
-    )
+    ended = run_to_end([sys.executable, "-c", program, kinesis.url], check=True)
     assert "the program ends while 1 records of Producer('errors') wait" in ended.stderr
 
 

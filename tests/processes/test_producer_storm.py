@@ -8,7 +8,6 @@ import collections
 import random
 import threading
 
-import boto3
 import pytest
 
 import kclrun
@@ -21,6 +20,7 @@ from kclrun.local.server import start_embedded
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from tests.patience import HUNG_S, until
+from tests.support.clients import client_of
 
 THREADS, RECORDS, KEYS = 4, 3_000, 40
 
@@ -98,13 +98,7 @@ def test_what_is_delivered_is_there_once_read_and_in_order(kinesis, aggregates, 
     chance = random.Random(seed)
     stream = f"storm-{aggregates}-{seed}"
     make_stream(kinesis, stream, 2)
-    api = boto3.client(
-        "kinesis",
-        endpoint_url=kinesis.url,
-        region_name="us-east-1",
-        aws_access_key_id="key",
-        aws_secret_access_key="secret",
-    )
+    api = client_of("kinesis", kinesis.url)
     client = WireClient(kinesis, lambda: WireCredentials("key", "secret"), service="kinesis")
     admin = WireStreamAdmin(client, stream)
     producer = kclrun.Producer(

@@ -1,7 +1,6 @@
 """The pytest plugin: the examples of its page, under xdist; its cost unused; a missing extra."""
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -11,7 +10,8 @@ from kclrun.errors import SettingsError
 from kclrun.pytest_plugin.applications import _named
 from tests.docs.blocks import blocks_of
 from tests.docs.pages import DOCS
-from tests.patience import HUNG_S, TEST_S
+from tests.patience import TEST_S
+from tests.support.programs import run_to_end
 
 PLUGIN = "kclrun.pytest_plugin.registration"
 PAGE = DOCS / "how-to" / "test-a-processor.md"
@@ -31,13 +31,11 @@ print(sorted(set(sys.modules) - before))
 
 def run_pytest(folder, *arguments):
     """pytest with the plugin in a process of its own: (exit code, output)."""
-    ran = subprocess.run(
+    ran = run_to_end(
         [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        timeout=TEST_S,
+        timeout_s=TEST_S,
     )
     return ran.returncode, ran.stdout
 
@@ -65,9 +63,7 @@ def test_the_examples_of_the_page_pass_as_they_stand_side_by_side(project):
 
 
 def test_unused_it_imports_nothing_but_itself():
-    ran = subprocess.run(
-        [sys.executable, "-c", UNUSED], capture_output=True, text=True, timeout=HUNG_S
-    )
+    ran = run_to_end([sys.executable, "-c", UNUSED])
 
     assert ran.stdout == "[]\n", ran.stderr
 

@@ -11,6 +11,7 @@ import pytest
 
 from kclrun.local.server import start_embedded
 from tests.patience import HUNG_S
+from tests.support.programs import run_to_end
 
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).parents[2]
@@ -212,12 +213,10 @@ if __name__ == "__main__":
 
 def test_a_class_of_a_session_without_a_file_is_refused_with_what_to_do(tmp_path):
     code = MODULE + DEMO + "kclrun.run(Orders, **demo)\n"
-    done = subprocess.run(
+    done = run_to_end(
         [sys.executable, "-c", code],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 1
     assert "Orders is defined in a session" in done.stderr

@@ -8,15 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.outputs.emitted_rows import EmittedRows
 from tests.examples import examples
+from tests.support.build import position as at
 
 SHARD = "shardId-000000000000"
-
-
-def at(number: int) -> ExtendedSequenceNumber:
-    return ExtendedSequenceNumber(str(number)) if number else TRIM_HORIZON
 
 
 class Rows(RuleBasedStateMachine):

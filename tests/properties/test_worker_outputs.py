@@ -14,6 +14,7 @@ from kclrun.model.time import Instant
 from kclrun.outputs.lanes import Pace
 from kclrun.outputs.sending import Outputs
 from tests.examples import examples
+from tests.support.build import position as at
 from tests.support.memory_output import Crash, Destination, MemoryOutput
 
 RECORDS = 24
@@ -21,10 +22,6 @@ NAMES = ("first", "second", "third")
 AT_ONCE = Pace(0.0, 0, 1_000)
 ROLLED = Pace(60.0, 40, 1_000)
 FULL_SOON = Pace(60.0, 1_000, 30)
-
-
-def at(number: int) -> ExtendedSequenceNumber:
-    return ExtendedSequenceNumber(str(number)) if number else TRIM_HORIZON
 
 
 def number_at(position: ExtendedSequenceNumber) -> int:

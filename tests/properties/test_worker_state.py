@@ -37,6 +37,7 @@ from kclrun.state.chain import Entries, read_chain
 from kclrun.state.kept import KeptEntries, MemoryEntries
 from kclrun.state.keyed import Counter, KeyValues, LiveEntries, State
 from tests.examples import examples
+from tests.support.build import position as at
 from tests.support.memory_output import Crash, Destination, MemoryOutput
 from tests.support.memory_versions import MemoryVersions, Versions
 
@@ -59,10 +60,6 @@ def keys_of(shard: str) -> list[str]:
     """The keys of the shard's records, in order: record n has the n-th of them."""
     ours = [key for key in KEYS if effective_hash_key(key, None) in RANGES[shard]]
     return [ours[(number * number) % len(ours)] for number in range(RECORDS[shard])]
-
-
-def at(number: int) -> ExtendedSequenceNumber:
-    return ExtendedSequenceNumber(str(number)) if number else TRIM_HORIZON
 
 
 def number_at(position: ExtendedSequenceNumber, shard: str) -> int:

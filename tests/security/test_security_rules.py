@@ -30,7 +30,6 @@ S13   the folder of locks is its owner's                  security/test_security
 import ast
 import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -45,7 +44,7 @@ from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.loading import load_processor
 from kclrun.manager.locks import state_folder
 from kclrun.model.time import WallTime
-from tests.patience import HUNG_S
+from tests.support.programs import run_to_end
 
 ROOT = Path(__file__).parents[2]
 LEAST = "application: orders\nstream: orders\nprocessor: mine:Mine\n"
@@ -166,12 +165,7 @@ def test_a_file_that_others_can_write_is_not_run(tmp_path):
     file.write_text(LEAST)
     file.chmod(0o666)
 
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "kclrun", "--config", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
-    )
+    done = run_to_end([sys.executable, "-P", "-m", "kclrun", "--config", str(file)])
 
     assert done.returncode == 78
     assert "can be written by everybody (mode 0666)" in done.stderr

@@ -14,6 +14,7 @@ from tests.shares import asked_share, share_of
 from tests.simulation.mutants.catalogue import MUTANTS
 from tests.simulation.mutants.hunting import hunt, replay_line
 from tests.simulation.mutants.mutant import ROOT, WORLDS, Mutant, is_ground
+from tests.support.programs import run_to_end
 
 # Two or three bugs in a run; `bin/prove mutants` has them all.
 SHARES = 24
@@ -66,12 +67,10 @@ def fence_of_ten_seconds(*planting):
         "from kclrun.protocol.fence import fence_instant",
         "print(fence_instant(0.0, 10.0))",
     )
-    done = subprocess.run(
+    done = run_to_end(
         [sys.executable, "-c", ";".join(code)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
         check=True,
     )
     return float(done.stdout)

@@ -15,7 +15,7 @@ from kclrun.lease import events
 from kclrun.lease.commands import CommitOutputs
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, StoredCursors, sorted_cursors
-from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.time import Instant
 from kclrun.outputs.commits import Keyed
 from kclrun.outputs.lanes import Pace
@@ -32,6 +32,7 @@ from kclrun.outputs.sending import Outputs
 from kclrun.outputs.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, State
 from tests.simulation.outbox_model import Rules, explore
+from tests.support.build import position as at
 from tests.support.memory_output import Crash, Destination, MemoryOutput
 from tests.support.memory_versions import MemoryVersions, Versions
 
@@ -52,10 +53,6 @@ def test_the_model_finds_a_story_against_each_rule_that_is_taken_away(rule):
 
     assert words, rule
     assert len(story) < 12
-
-
-def at(number):
-    return ExtendedSequenceNumber(str(number)) if number else TRIM_HORIZON
 
 
 class World:

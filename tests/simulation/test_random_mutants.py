@@ -2,7 +2,6 @@
 
 import ast
 import os
-import subprocess
 import sys
 
 import msgspec
@@ -12,6 +11,7 @@ from tests.simulation.mutants import meeting
 from tests.simulation.mutants.at_random import PACKAGES, AskedRandom, drawn
 from tests.simulation.mutants.meeting import Meeting, Order
 from tests.simulation.mutants.mutant import ROOT
+from tests.support.programs import run_to_end
 
 
 @pytest.mark.slow
@@ -35,13 +35,11 @@ def test_each_package_has_spots_that_parse_and_change_something(package):
 @pytest.mark.slow
 def test_a_run_tells_the_rate_and_the_line_that_repeats_it():
     program = [sys.executable, "-m", "tests.simulation.proving", "mutants"]
-    done = subprocess.run(
+    done = run_to_end(
         [*program, "--random", "2", "--seed", "5", "--processes", "1", "testing"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
+        timeout_s=None,
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -75,13 +73,10 @@ def played(tmp_path):
     (tmp_path / "pytest.ini").touch()
 
     def play(names, **asked):
-        return subprocess.run(
+        return run_to_end(
             [sys.executable, "-m", "pytest", "-v", "-p", meeting.__name__, "-k", names],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT), **asked},
-            capture_output=True,
-            text=True,
-            check=False,
         )
 
     return play

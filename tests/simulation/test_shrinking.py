@@ -1,11 +1,10 @@
 """A storm that fails gets smaller by itself, and still fails."""
 
-import subprocess
-
 import msgspec
 import pytest
 
 from tests.simulation.mutants.mutant import ROOT
+from tests.support.programs import run_to_end
 from tests.support.storms.profile import Profile
 
 
@@ -13,7 +12,7 @@ from tests.support.storms.profile import Profile
 def test_a_storm_that_catches_a_planted_bug_shrinks_to_a_handful_of_strikes(tmp_path):
     def prove(*arguments):
         command = [ROOT / "bin" / "prove", "storms", "--processes", "1", *arguments]
-        return subprocess.run(command, capture_output=True, text=True)
+        return run_to_end(command, timeout_s=None)
 
     planted = ("--planted", "offer-without-its-checkpoint")
     found = prove(*planted, "--minutes", "30", "--seeds", "0:3", "--into", tmp_path)

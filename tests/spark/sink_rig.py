@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pyarrow as pa
 import pyarrow.parquet as pq
-from botocore.config import Config
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.spark.source_rig import ACCESS_KEY, REGION, SECRET_KEY
+from tests.spark.source_rig import REGION
+from tests.support.clients import ONCE, client_of
 
 DDL = "partitionKey string, data binary, number long"
 Stored = dict[str, list[tuple[str, bytes]]]
@@ -25,14 +24,7 @@ class Kinesis:
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
-        self.client = boto3.client(
-            "kinesis",
-            endpoint_url=endpoint,
-            region_name=REGION,
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
-            config=Config(retries={"total_max_attempts": 1}),
-        )
+        self.client = client_of("kinesis", endpoint, config=ONCE)
 
     def stream(self, shards: int) -> str:
         name = f"sink-{uuid.uuid4().hex[:12]}"

@@ -3,10 +3,10 @@
 import time
 import uuid
 
-import boto3
 from aws_kinesis_agg.aggregator import RecordAggregator
 
 from tests.patience import HUNG_S
+from tests.support.clients import client_of
 
 REGION = "us-east-1"
 # They are searched for in plans and checkpoints. Loopback lets every key in.
@@ -31,13 +31,7 @@ class Stream:
     def __init__(self, endpoint, shards):
         self.endpoint = endpoint
         self.name = f"spark-{uuid.uuid4().hex[:12]}"
-        self.kinesis = boto3.client(
-            "kinesis",
-            endpoint_url=endpoint,
-            region_name=REGION,
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
-        )
+        self.kinesis = client_of("kinesis", endpoint)
         self.put_records = []  # (key, data), user records, in the order of their puts
         self.create(shards)
 

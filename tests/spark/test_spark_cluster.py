@@ -3,14 +3,12 @@
 The wheel is copied to a name that ends in .zip: Spark puts nothing else on the path of workers.
 """
 
-import contextlib
 import json
 import os
 import shutil
 import subprocess
 import time
 
-import psutil
 import pyarrow.parquet as pq
 import pyspark
 import pytest
@@ -20,6 +18,7 @@ from tests.packaging.wheel_rig import Environment, build_wheel, plain_environmen
 from tests.patience import HUNG_S, TEST_S
 from tests.spark.sink_rig import Kinesis
 from tests.spark.source_rig import REGION, credentials_in, in_order_of_each_key
+from tests.support.programs import end_family, run_to_end
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * TEST_S), pytest.mark.alone]
 
@@ -152,12 +151,7 @@ class Running:
         return self
 
     def __exit__(self, *_):
-        if self._process.poll() is None:
-            family = psutil.Process(self._process.pid).children(recursive=True)
-            for process in (*family, self._process):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-        self._process.wait()
+        end_family(self._process)
 
     def until(self, condition):
         deadline = time.monotonic() + RUN_MAX_S
@@ -199,10 +193,8 @@ def reshard(stream):
 
 
 def test_the_python_of_the_executors_has_the_dependencies_and_not_kclrun(cluster, tmp_path):
-    said = subprocess.run(
+    said = run_to_end(
         [cluster.bare.python, "-c", "import boto3, msgspec, pyarrow; import kclrun"],
-        capture_output=True,
-        text=True,
         cwd=tmp_path,
         env=plain_environment(),
     )

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from tests.patience import HUNG_S, TEST_S
+from tests.patience import HUNG_S, TEST_S, until
 from tests.processes.ledger_rig.aws import Aws
 from tests.processes.ledger_rig.producing import Producer
 from tests.seeds import seed_of
@@ -32,14 +32,6 @@ def parents_of(aws, stream):
         ]
         for shard in shards
     }
-
-
-def until(condition, what):
-    deadline = time.monotonic() + HUNG_S
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {HUNG_S} s: {what}"
-        time.sleep(0.02)
-    return value
 
 
 class Rig:
@@ -103,7 +95,7 @@ class Rig:
             assert self.driver.is_running, self.log.read_text()[-4000:]
             return condition()
 
-        until(is_there, f"{what}; {self.log}")
+        until(is_there, why=lambda: f"{what}; {self.log}")
 
     def finish(self):
         """Read what is left with AvailableNow, which must end by itself."""
@@ -173,7 +165,7 @@ def killed_drivers(aws, tmp_path, **order):
     try:
         for kill in range(KILLS):
             # However long drivers take to start, there is always something left to read for each.
-            until(lambda: producer.is_paused, "records put")
+            until(lambda: producer.is_paused)
             before = rig.written()
             driver = rig.start()
             rig.until_written(before + 1)
@@ -210,9 +202,9 @@ def test_an_executor_killed_on_a_cluster_leaves_every_record_read_exactly_once(a
     try:
         driver = rig.start()
         rig.until_written(1)
-        until(driver.executors, "an executor")[0].kill()
+        until(driver.executors)[0].kill()
         rig.until_written(rig.written() + 1)
-        until(lambda: producer.total_put > 2_000, "the split")
+        until(lambda: producer.total_put > 2_000)
         producer.stop()
         driver.kill()
         rig.finish()

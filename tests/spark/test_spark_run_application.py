@@ -12,6 +12,7 @@ import pytest
 
 from tests.patience import HUNG_S, until
 from tests.processes.cli_rig.terminal import OnTerminal
+from tests.support.programs import run_to_end
 
 pytestmark = pytest.mark.slow
 
@@ -165,7 +166,7 @@ def test_process_record_counts_in_state_below_the_checkpoint_over_reshards(appli
         "output: {path: out, format: parquet, schema: 'number long, seen long'}\n"
         "summary: pipelines:miscounted",
     )
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HUNG_S)
+    done = run_to_end(command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "20000 rows, 0 miscounted" in done.stdout
     # The end of a shard is one claim: of four shards, three ended.
@@ -180,7 +181,7 @@ def test_windows_of_event_time_close_once_over_reshards(application, tmp_path):
         "summary: pipelines:misclosed",
         fill="source: 'pipelines:events'",
     )
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HUNG_S)
+    done = run_to_end(command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "0 twice, 0 wrong, 0 not closed" in done.stdout
 
@@ -191,7 +192,7 @@ def test_a_pipeline_reads_a_resharding_stream_to_its_end_and_sums_up(application
         f"output: {{path: {tmp_path / 'out'}, format: parquet}}"
     )
 
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    done = run_to_end(command, cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     assert "20000 rows, 20000 distinct, up to 19999" in done.stdout
@@ -324,7 +325,7 @@ def test_user_code_that_raises_ends_the_run_with_65_and_its_place(application, t
         f"pipeline: pipelines:failing\noutput: {{path: {tmp_path / 'out'}}}\nuntil: caught-up"
     )
 
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    done = run_to_end(command, cwd=tmp_path)
 
     assert done.returncode == 65, done.stderr
     assert (
@@ -342,7 +343,7 @@ def test_a_processor_emits_typed_rows_and_its_prints_are_log_lines(application, 
         f"output: {{path: {tmp_path / 'out'}, format: json, schema: 'total long, rows long'}}"
     )
 
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    done = run_to_end(command, cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     written = "".join(path.read_text() for path in tmp_path.glob("out/*/*.json"))
@@ -378,10 +379,8 @@ def test_a_stream_that_is_not_there_is_66_before_a_jvm_is_started(application, e
     more = [f"aws.endpoint={embedded.endpoint}", "aws.region=us-east-1", "embedded=null"]
     more += [f"spark.checkpoint={tmp_path / 'c'}", "stream=nowhere"]
 
-    done = subprocess.run(
+    done = run_to_end(
         [*command, *(part for each in more for part in ("--set", each))],
-        capture_output=True,
-        text=True,
         env=os.environ | {"JAVA_HOME": "/nowhere"},
     )
 

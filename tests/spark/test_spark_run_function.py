@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.patience import HUNG_S
+from tests.support.programs import run_to_end
 
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).parents[2]
@@ -32,13 +31,10 @@ if __name__ == "__main__":
 def test_a_program_runs_a_processor_on_spark_and_gets_its_environment_back(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
 
-    ran = subprocess.run(
+    ran = run_to_end(
         [sys.executable, "program.py"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
     )
 
     assert ran.stdout.splitlines() == ["caught up 0 1000 {}", "[True, True]"], ran.stderr

@@ -7,7 +7,6 @@ import threading
 from collections import Counter, defaultdict
 from types import SimpleNamespace
 
-import boto3
 import msgspec
 import pytest
 
@@ -20,7 +19,8 @@ from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import Application
 from tests.spark.processor_rig import ProcessorRig
 from tests.spark.s3_door import Door
-from tests.spark.source_rig import ACCESS_KEY, REGION, SECRET_KEY, until
+from tests.spark.source_rig import until
+from tests.support.clients import client_of
 
 pytestmark = pytest.mark.slow
 
@@ -212,12 +212,7 @@ class InS3:
     def __init__(self, rig, endpoint):
         self.door = Door(endpoint)
         threading.Thread(target=self.door.serve_forever, daemon=True).start()
-        self.client = boto3.client(
-            *("s3", REGION),
-            endpoint_url=endpoint,
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
-        )
+        self.client = client_of("s3", endpoint)
         self.bucket = rig.stream.name
         rig.store, rig.aws = (
             f"s3://{self.bucket}/kept",

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import HUNG_S
+from tests.support.programs import run_to_end
 
 _PROGRAMS = Path(__file__).parents[2] / "bin" / "debian"
 _NEED = "KCLRUN_NEED_DATABASES"
@@ -152,7 +153,7 @@ def running_mariadb():
 
 @contextlib.contextmanager
 def _running(kind):
-    found = subprocess.run([_PROGRAMS, kind.package], capture_output=True, text=True)
+    found = run_to_end([_PROGRAMS, kind.package])
     if found.returncode != 0:
         words = f"bin/debian cannot fetch it: {found.stderr.strip()[-200:]}"
         _do_without(kind.package, words)

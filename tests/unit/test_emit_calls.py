@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from kclrun.emit_calls import (
+    _sources,
     emit_calls,
     refuse_state_uses,
     refuse_unknown_outputs,
@@ -111,6 +112,12 @@ def test_calls_of_a_context_are_found_and_nothing_else(mine, source, names):
     assert [call.to for call in calls] == names
     lines = file.read_text().splitlines()
     assert all(call.file == str(file) and "(" in lines[call.line - 1] for call in calls)
+
+
+def test_modules_of_kclrun_and_of_python_are_not_read(mine):
+    processor, file = mine(batch("self.context.emit({})"))
+
+    assert [source.file for source in _sources(processor)] == [str(file)]
 
 
 def test_a_class_without_a_source_has_no_calls_and_is_not_refused():

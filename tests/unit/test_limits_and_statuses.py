@@ -33,6 +33,7 @@ from kclrun.model.quotas import CONSUMERS_ADVANTAGE, CONSUMERS_CREATING_MAX, CON
 from kclrun.ports import StreamSummary, record_limit
 from kclrun.spark.options import StreamAddress
 from kclrun.spark.requests import require_stream
+from tests.architecture.sources import files_of_the_package
 
 SOURCES = Path(kclrun.__file__).parent
 SESSION = botocore.session.Session()
@@ -161,12 +162,12 @@ def number_of(node: ast.expr) -> float | None:
 def stated() -> set[tuple[str, str]]:
     """The constants and bounds, by file, that have the number of a limit of AWS."""
     found = set()
-    for path in sorted(SOURCES.rglob("*.py")):
-        name = path.relative_to(SOURCES).as_posix()
+    for source in files_of_the_package():
+        name = source.name.removeprefix("kclrun/")
         if name.startswith(FACING_AWS) and name != "model/quotas.py":
-            module = ast.parse(path.read_text("utf-8"))
-            inside = [it for it in module.body if isinstance(it, ast.ClassDef)]
-            statements = (*module.body, *(it for of in inside for it in of.body))
+            body = source.tree.body
+            inside = [it for it in body if isinstance(it, ast.ClassDef)]
+            statements = (*body, *(it for of in inside for it in of.body))
             found |= {
                 (name, constant)
                 for statement in statements
@@ -360,19 +361,19 @@ def test_the_statuses_are_those_of_the_api_reference(kind):
     assert {*listed, *of_kinesis} == known.usable.keys() | known.troubles.keys()
 
 
-@pytest.mark.parametrize(
-    "path", ["aws", "cli", "spark", "reading", "outputs", "producing", "worker", "manager"]
-)
-def test_no_other_module_decides_by_the_name_of_a_status(path):
+def test_no_other_module_decides_by_the_name_of_a_status():
+    rooms = ("aws", "cli", "spark", "reading", "outputs", "producing", "worker", "manager")
+    facing = tuple(f"kclrun/{room}/" for room in rooms)
     named = {it for known, _, _ in KINDS.values() for it in (*known.usable, *known.troubles)}
     taken_for = {
         (f"aws/{it}.py", "ACTIVE")
         for it in ("outputs/item_tables", "outputs/messages", "table_setup", "changes/stream")
     } | {("aws/changes/stream.py", "ENABLED")}
     found = {
-        (source.relative_to(SOURCES).as_posix(), node.value)
-        for source in (SOURCES / path).rglob("*.py")
-        for node in ast.walk(ast.parse(source.read_text("utf-8")))
+        (source.name.removeprefix("kclrun/"), node.value)
+        for source in files_of_the_package()
+        if source.name.startswith(facing)
+        for node in source.nodes
         if isinstance(node, ast.Constant) and node.value in named
     }
 

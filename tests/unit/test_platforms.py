@@ -1,12 +1,13 @@
 """Where kclrun runs: refused in words elsewhere, and one list of Pythons in all places."""
 
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import run_to_end
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,12 +21,7 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_an_import_elsewhere_says_what_kclrun_runs_on(pretence, reported):
-    ran = subprocess.run(
-        [sys.executable, "-c", f"import sys; {pretence}; import kclrun"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    ran = run_to_end([sys.executable, "-c", f"import sys; {pretence}; import kclrun"], cwd=ROOT)
 
     last_line = ran.stderr.splitlines()[-1]
     assert ran.returncode == 1

@@ -2,12 +2,12 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 
 import pytest
 
 from tests.architecture.sources import ROOT
+from tests.support.programs import run_to_end
 
 PROGRAM = """
 from dataclasses import dataclass
@@ -148,7 +148,7 @@ def test_a_users_program_is_checked_strictly(tmp_path, checker, text):
     program = tmp_path / "program.py"
     program.write_text(text)
     (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
-    done = subprocess.run(
+    done = run_to_end(
         checker(program),
         cwd=tmp_path,
         env={
@@ -157,7 +157,5 @@ def test_a_users_program_is_checked_strictly(tmp_path, checker, text):
             "PYTHONPATH": str(ROOT),
             "MYPY_CACHE_DIR": str(ROOT / ".mypy_cache"),
         },
-        capture_output=True,
-        text=True,
     )
     assert errors_in(done.stdout) == lines_that_are_wrong(text), done.stdout + done.stderr

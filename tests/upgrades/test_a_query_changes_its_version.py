@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ import yaml
 
 from kclrun.local.server import start_embedded
 from tests.spark.source_rig import ACCESS_KEY, REGION, SECRET_KEY, Stream
+from tests.support.programs import run_to_end
 from tests.upgrades.versions import HEAD
 
 pytest_plugins = ("tests.upgrades.fixtures",)
@@ -76,7 +76,7 @@ def test_a_query_goes_on_from_the_checkpoint_folder_of_the_other_version(stream,
 
 
 def run_to_the_end(version, config):
-    done = subprocess.run(
+    done = run_to_end(
         [sys.executable, "-P", "-m", "kclrun", "--config", config],
         env=os.environ
         | version.environment
@@ -86,8 +86,6 @@ def run_to_the_end(version, config):
             "AWS_EC2_METADATA_DISABLED": "true",
         },
         cwd=config.parent,
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0, done.stderr
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import boto3
 import sqlalchemy as sa
 from pyarrow import parquet
 
@@ -23,7 +22,8 @@ from tests.chaos import two_managers
 from tests.chaos.outcomes.flights import Flights
 from tests.patience import HUNG_S, until
 from tests.processes.ledger_rig.application import Application
-from tests.processes.ledger_rig.aws import _CLIENT, MOTO, REGION, Aws
+from tests.processes.ledger_rig.aws import MOTO, REGION, Aws
+from tests.support.clients import ONCE, client_of
 
 USER_CODE = Path(__file__).parent / "user_code"
 FAILOVER_S = 5.0
@@ -74,7 +74,7 @@ class OutcomesRun(two_managers.TwoManagers):
         self._repaired = folder / "repaired"
 
     def _prepare(self, stack):
-        self._s3 = boto3.client("s3", endpoint_url=self._aws.embedded.endpoint, **_CLIENT)
+        self._s3 = client_of("s3", self._aws.embedded.endpoint, config=ONCE)
         stack.callback(self._s3.close)
         self._s3.create_bucket(Bucket=BUCKET)
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.programs import missing
+from tests.support.programs import missing, run_to_end
 
 # Of SQLite's native library there are builds for these alone.
 _SQLITE_MACHINES = {"x86_64": "libsqlite4java-linux-amd64"}
@@ -95,7 +95,7 @@ def _install(kind, version, folder):
         [sys.executable, "-m", "venv", "--clear", venv],
         [*pip, package],
     ):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_MAX_S)
+        done = run_to_end(command, timeout_s=_FETCH_MAX_S)
         if done.returncode:
             last = "\n".join((done.stdout + done.stderr).splitlines()[-8:])
             raise NotToBeHad(f"{package} could not be installed:\n{last}")
@@ -112,9 +112,7 @@ def _build(profile, version, folder):
         goals = ["compile", *goals, f"-Dkcl.version={version}"]
     command = ["mvn", "-q", "-B", f"-P{profile}", f"-Dbuild.folder={folder}", *goals]
     try:
-        done = subprocess.run(
-            command, cwd=_PROJECT, capture_output=True, text=True, timeout=_FETCH_MAX_S
-        )
+        done = run_to_end(command, cwd=_PROJECT, timeout_s=_FETCH_MAX_S)
     except subprocess.TimeoutExpired as error:
         raise NotToBeHad(f"Maven was not done within {_FETCH_MAX_S} s") from error
     if done.returncode:

@@ -9,22 +9,14 @@ import time
 import uuid
 from dataclasses import dataclass
 
-import boto3
 import pytest
-from botocore.config import Config
 
 from kclrun.codec.aggregator import Aggregator
 from kclrun.local.server import start_embedded
 from tests.interop.rig.artefacts import NotToBeHad, dynamodb_local
 from tests.patience import HUNG_S
+from tests.support.clients import ONCE, client_of
 
-_CLIENT = {
-    "region_name": "us-east-1",
-    "aws_access_key_id": "AKIAEXAMPLE",
-    "aws_secret_access_key": "secret",
-    # A put that is sent twice would make the producer lie.
-    "config": Config(retries={"total_max_attempts": 1}, read_timeout=HUNG_S),
-}
 _USER_RECORDS_AN_AGGREGATE = 50
 
 
@@ -63,12 +55,8 @@ class World:
         except BaseException:
             self._end_services()
             raise
-        self.kinesis = boto3.client(
-            "kinesis", endpoint_url=self.embedded.kinesis_endpoint, **_CLIENT
-        )
-        self.dynamodb = boto3.client(
-            "dynamodb", endpoint_url=self.embedded.dynamodb_endpoint, **_CLIENT
-        )
+        self.kinesis = client_of("kinesis", self.embedded.kinesis_endpoint, config=ONCE)
+        self.dynamodb = client_of("dynamodb", self.embedded.dynamodb_endpoint, config=ONCE)
 
     def subscriptions(self):
         """The shards, as the ledger has those of several streams, to which `kclrun` and `java` have

@@ -9,6 +9,7 @@ import yaml
 
 from tests.patience import HUNG_S
 from tests.processes.ledger_rig.aws import REGION
+from tests.support.programs import run_to_end
 
 PROCESSOR = """
 from kclrun import RecordProcessor
@@ -79,14 +80,12 @@ class Project:
         return self.text(yaml.safe_dump(sound | more))
 
     def run(self, *arguments, config=None, timeout_s=HUNG_S):
-        done = subprocess.run(
+        done = run_to_end(
             self._command(*arguments, config=config),
             env=self.environment,
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
+            timeout_s=timeout_s,
         )
         return Ended(done)
 

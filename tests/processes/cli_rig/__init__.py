@@ -21,6 +21,7 @@ from kclrun.local.filling import middle, wait_until_active
 from kclrun.model.record import PutEntry
 from kclrun.model.time import WallTime
 from tests.patience import HUNG_S
+from tests.support.programs import run_to_end
 
 __all__ = ["Program", "Site", "called", "ended"]
 
@@ -166,11 +167,5 @@ def called(*arguments):
 
 def ended(*arguments):
     """Run `kclrun …` to its end: (exit code, output, what it told)."""
-    done = subprocess.run(
-        [sys.executable, "-m", "kclrun", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S * 2,
-        check=False,
-    )
+    done = run_to_end([sys.executable, "-m", "kclrun", *arguments], timeout_s=PATIENCE_S * 2)
     return done.returncode, done.stdout, done.stderr

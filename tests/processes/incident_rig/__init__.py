@@ -1,7 +1,6 @@
 """An incident on a fleet of three machines: one is lost, one shard hangs on its machine, one record
 is poison, one key is hot. The parts that both repairs, by the page and by commands, share."""
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -11,12 +10,11 @@ import sys
 import threading
 import time
 
-import boto3
-import psutil
-
 from kclrun.model.lease import Owner
 from tests.patience import HUNG_S, until
 from tests.processes.cli_rig import Site
+from tests.support.clients import client_of
+from tests.support.programs import end_family
 
 SHARDS = 6
 APPLICATION = "orders"
@@ -73,13 +71,7 @@ class Machine:
 
     def lose(self):
         """Nothing of it runs on: neither the manager, nor its launcher, nor a lease process."""
-        if self.process.poll() is None:
-            children = psutil.Process(self.process.pid).children(recursive=True)
-            self.process.kill()
-            for each in children:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    each.kill()
-        self.process.wait(HUNG_S)
+        end_family(self.process)
 
 
 def prepared_site(folder, endpoint, name, settings, processor, shards, failover="1s"):
@@ -91,10 +83,7 @@ def prepared_site(folder, endpoint, name, settings, processor, shards, failover=
     text = text.replace("kclrun.samples.hello:Hello", f"mine:{called[6:].partition('(')[0]}")
     text = text.replace("failover: 1s", f"failover: {failover}")
     site.config.write_text(text + settings.format(folder=folder))
-    s3 = boto3.client(
-        "s3", endpoint_url=endpoint, region_name="us-east-1",
-        aws_access_key_id="k", aws_secret_access_key="s",
-    )  # fmt: skip
+    s3 = client_of("s3", endpoint)
     s3.create_bucket(Bucket="stories")
     return site
 

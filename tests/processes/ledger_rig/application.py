@@ -22,6 +22,7 @@ from tests.patience import HUNG_S, until
 from tests.processes.ledger_rig.aws import REGION
 from tests.processes.ledger_rig.deliveries import LedgerFile, judge
 from tests.processes.log_events import events_in
+from tests.support.programs import run_to_end
 
 _LAST_BYTES = 1 << 20
 # A traceback of ours has forty lines.
@@ -129,14 +130,11 @@ class Application:
 
     def cli(self, *arguments):
         """Another command of kclrun on the same configuration, to its end."""
-        return subprocess.run(
+        return run_to_end(
             [sys.executable, "-P", "-m", "kclrun", *arguments],
             env=self.environment,
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=HUNG_S,
         )
 
     def stop(self, number=signal.SIGTERM, timeout_s=HUNG_S):

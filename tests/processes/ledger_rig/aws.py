@@ -6,22 +6,13 @@ import signal
 import uuid
 from unittest import mock
 
-import boto3
-from botocore.config import Config
-
 from kclrun.local import server
-from tests.patience import HUNG_S
+from tests.support.clients import ONCE, client_of
 
 QUICK = "tests.processes.ledger_rig.quick_dynamodb"
 MOTO = server.MOTO
 REGION = "us-east-1"
 # Loopback lets every key in. No retries: a put that is sent twice would make the producer lie.
-_CLIENT = {
-    "region_name": REGION,
-    "aws_access_key_id": "AKIAEXAMPLEEXAMPLE",
-    "aws_secret_access_key": "secret",
-    "config": Config(retries={"total_max_attempts": 1}, read_timeout=HUNG_S),
-}
 
 
 class Aws:
@@ -31,12 +22,8 @@ class Aws:
         """`dynamodb` is the module of its second process: `QUICK`, or `MOTO` with all services."""
         with mock.patch.object(server, "MOTO", dynamodb):
             self.embedded = server.start_embedded()
-        self.kinesis = boto3.client(
-            "kinesis", endpoint_url=self.embedded.kinesis_endpoint, **_CLIENT
-        )
-        self.dynamodb = boto3.client(
-            "dynamodb", endpoint_url=self.embedded.dynamodb_endpoint, **_CLIENT
-        )
+        self.kinesis = client_of("kinesis", self.embedded.kinesis_endpoint, config=ONCE)
+        self.dynamodb = client_of("dynamodb", self.embedded.dynamodb_endpoint, config=ONCE)
 
     def stream(self, shards):
         name = f"ledger-{uuid.uuid4().hex[:12]}"

@@ -12,6 +12,7 @@ import msgspec
 from tests.simulation.mutants.hunter import SOBER, Catch
 from tests.simulation.mutants.mutant import ROOT, WORLDS, Ground, Mutant, is_ground
 from tests.simulation.mutants.planting import PLANTED
+from tests.support.programs import run_to_end
 
 # The limit that the simulator is graded by.
 SEEDS_MAX = 2_000
@@ -119,12 +120,6 @@ def _run(
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     if planted is not None:
         environment[PLANTED] = planted
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=seconds_max,
-        check=False,
+    return run_to_end(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, timeout_s=seconds_max
     )

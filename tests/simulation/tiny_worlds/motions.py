@@ -17,7 +17,6 @@ from kclrun.leases import commands as manager_commands
 from kclrun.leases import events
 from kclrun.model.lease import LeaseKey
 from kclrun.model.policies import CheckpointPolicy
-from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.protocol.reports import CoreReport, Report
 from kclrun.protocol.writes import Applied
 from tests.simulation.tiny_worlds import rules
@@ -25,6 +24,7 @@ from tests.simulation.tiny_worlds.shells import Shells, chance
 from tests.simulation.tiny_worlds.snapshots import copy_of_life
 from tests.simulation.tiny_worlds.states import LiveHost, LiveProcess, Request, State
 from tests.simulation.tiny_worlds.worlds import FAILOVER_S, OWNERS
+from tests.support.build import position
 
 CHECKPOINT_EVERY_S = 1.0
 
@@ -35,11 +35,6 @@ def begin(shells: Shells) -> State:
     for index in range(len(OWNERS)):
         motion.feed(index, events.Started(0.0))
     return motion.state()
-
-
-def position(number: int) -> ExtendedSequenceNumber:
-    """Of a record, from 1."""
-    return ExtendedSequenceNumber(str(number))
 
 
 class Motion:

@@ -23,7 +23,7 @@ from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor
 from kclrun.model.policies import CheckpointPolicy
-from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.outputs.commits import Keyed
 from kclrun.outputs.lanes import Pace
 from kclrun.outputs.sending import Outputs
@@ -32,6 +32,7 @@ from kclrun.protocol.writes import Applied, OutcomeUnknown, Take
 from tests.simulation.tiny_worlds.rules import Broken
 from tests.simulation.tiny_worlds.shells import chance
 from tests.simulation.tiny_worlds.worlds import OWNERS
+from tests.support.build import position
 
 KEY = LeaseKey("s0")
 RECORDS = 2
@@ -43,10 +44,6 @@ _CHANGING = (
     *("kclrun.outputs", "tests.support.memory_versions"),
     *("tests.simulation.tiny_worlds.outputs", "tests.simulation.tiny_worlds.keyed"),
 )
-
-
-def position(number: int) -> ExtendedSequenceNumber:
-    return ExtendedSequenceNumber(str(number))
 
 
 class Table:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import boto3
 import pytest
 
 from kclrun.aws import cloudwatch
@@ -17,6 +16,7 @@ from kclrun.model.record import Measurement, Statistics
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials
 from tests.patience import HUNG_S
+from tests.support.clients import client_of
 
 KEYS = WireCredentials("AKIAEXAMPLEEXAMPLE", "secret")
 NOW = datetime.now(UTC).replace(second=0, microsecond=0)
@@ -56,13 +56,7 @@ def measurement(
 
 
 def read_back(url: str, namespace: str, name: str) -> dict[str, Any]:
-    client = boto3.client(
-        "cloudwatch",
-        region_name="eu-west-1",
-        endpoint_url=url,
-        aws_access_key_id=KEYS.access_key,
-        aws_secret_access_key=KEYS.secret_key,
-    )
+    client = client_of("cloudwatch", url, "eu-west-1")
     try:
         [point] = client.get_metric_statistics(
             Namespace=namespace,

@@ -9,10 +9,8 @@ import zlib
 from types import SimpleNamespace
 from typing import Any
 
-import boto3
 import fastavro
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError, EndpointConnectionError
 
 from kclrun.aws.control import ControlPlane, RenewedClient
@@ -23,7 +21,7 @@ from kclrun.codec.values import decoding
 from kclrun.errors import LimitExceeded, RecordError, RetryLater, Unavailable, UndecodableRecord
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.wire import WireCredentials
-from tests.patience import HUNG_S
+from tests.support.clients import ONCE, client_of
 from tests.support.tables import over_rows
 
 REGION = "eu-west-1"
@@ -52,14 +50,7 @@ KEYS = WireCredentials("AKIAEXAMPLEEXAMPLE", "secret")
 def versions(moto_url):
     """The ids of schema versions in moto's registry."""
     # A creation is not to be repeated, and the first call of a service in moto imports it.
-    client = boto3.client(
-        "glue",
-        endpoint_url=moto_url,
-        region_name=REGION,
-        aws_access_key_id=KEYS.access_key,
-        aws_secret_access_key=KEYS.secret_key,
-        config=Config(retries={"total_max_attempts": 1}, read_timeout=HUNG_S),
-    )
+    client = client_of("glue", moto_url, REGION, config=ONCE)
     schemas = {
         "avro": ("AVRO", json.dumps(FLIGHT)),
         "json": ("JSON", '{"type": "object"}'),

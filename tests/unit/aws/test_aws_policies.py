@@ -32,10 +32,9 @@ from kclrun.aws.policies import (
     replay_policy,
     run_policy,
 )
-from kclrun.config.load import settings_of
-from kclrun.config.schema import Settings
 from kclrun.model.lease import replay_tables
-from kclrun.model.time import WallTime
+from tests.architecture.sources import files_of_the_package
+from tests.support.build import settings
 from tests.support.tables import over_rows
 
 PACKAGE = Path(__file__).parents[3] / "kclrun"
@@ -60,10 +59,6 @@ WITHOUT_OPERATION = {"dynamodb:ConditionCheckItem", "s3:ListBucket"}
 
 # A shard is subscribed to, as in SNS a topic is.
 OUR_METHODS = {"Subscribe"}
-
-
-def settings(text: str) -> Settings:
-    return settings_of(text, environment={}, now=WallTime(1_800_000_000.0))
 
 
 def fleet(more: str = "") -> Policy:
@@ -521,8 +516,8 @@ def _model_operations() -> dict[str, str]:
     return names
 
 
-def _strings_and_methods(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _strings_and_methods(nodes: list[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         match node:
             case ast.Call(func=ast.Attribute(attr=name)):
                 yield name
@@ -534,9 +529,10 @@ def test_no_module_names_an_operation_that_is_not_declared():
     declared = {operation.name for operation in OPERATIONS}
     known = _model_operations()
     used = {
-        (path.name, known[name])
-        for path in ROOM.rglob("*.py")
-        for name in _strings_and_methods(ast.parse(path.read_text()))
+        (Path(source.name).name, known[name])
+        for source in files_of_the_package()
+        if source.name.startswith("kclrun/aws/")
+        for name in _strings_and_methods(source.nodes)
         if name in known
     }
 
@@ -547,15 +543,12 @@ def test_no_module_names_an_operation_that_is_not_declared():
 
 def _calls(*names: str) -> Iterator[tuple[str, ast.Call]]:
     """All calls of something of these names in the package, with the file that they stand in."""
-    for path in PACKAGE.rglob("*.py"):
-        text = path.read_text()
-        if not any(name in text for name in names):
-            continue
-        for node in ast.walk(ast.parse(text)):
+    for source in files_of_the_package():
+        for node in source.nodes:
             match node:
                 case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)):
                     if called in names:
-                        yield path.relative_to(PACKAGE).as_posix(), node
+                        yield source.name.removeprefix("kclrun/"), node
 
 
 def test_a_client_is_made_of_no_service_but_those_of_the_declared_operations():

@@ -6,13 +6,9 @@ from kclrun.calling.batches import BatchCalls, BatchHost
 from kclrun.errors import FailedRecords, RetryLater
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
-from kclrun.model.sequence import ExtendedSequenceNumber
+from tests.support.build import position
 
 ARRIVED = 1_000.0
-
-
-def position(number):
-    return ExtendedSequenceNumber(str(number))
 
 
 def records(*numbers):

@@ -10,6 +10,7 @@ from kclrun.state.chain import Entries
 from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import LiveEntries
 from kclrun.state.timers import WATERMARK, Timer, entry_of
+from tests.support.build import position as at
 
 
 class Shard:
@@ -35,10 +36,6 @@ class Shard:
         values.pop(name, None)
         if value is not None:
             values[name] = value
-
-
-def at(number: int) -> ExtendedSequenceNumber:
-    return ExtendedSequenceNumber(str(number))
 
 
 def record(number: int, arrived_at: float) -> Record:

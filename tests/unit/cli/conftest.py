@@ -1,6 +1,7 @@
 import pytest
 
 from tests.patience import HUNG_S
+from tests.unit.cli.memory_site import caller, site_for
 
 
 @pytest.fixture(autouse=True)
@@ -20,3 +21,14 @@ def config(endpoint, tmp_path, request):
     )
     file.chmod(0o600)
     return file
+
+
+@pytest.fixture
+def site(monkeypatch, tmp_path):
+    """One application in memory, which all verbs find."""
+    return site_for(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def call(site, capsys):
+    return caller(site, capsys)

@@ -12,7 +12,7 @@ import pytest
 
 from kclrun.cli.program import run_program
 from kclrun.loading import load_pipeline
-from tests.support.programs import needs_spark
+from tests.support.programs import needs_spark, run_to_end
 
 Project = Callable[..., Path]
 # One case of a kind imports user code in a process of its own, the others in this one.
@@ -308,9 +308,7 @@ def test_loading_takes_the_current_folder_off_the_path(tmp_path):
         "load_processor('stray:Mine', [Path('/nowhere')])"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = run_to_end([sys.executable, "-c", code], cwd=tmp_path)
 
     assert "ProcessorLoadError: processor: there is no module stray" in done.stderr
 

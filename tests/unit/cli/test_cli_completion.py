@@ -1,12 +1,11 @@
 """`kclrun completion`: a real shell completes what is typed."""
 
-import subprocess
 import sys
 
 import pytest
 
 from kclrun.cli.program import run_program
-from tests.patience import HUNG_S
+from tests.support.programs import run_to_end
 
 
 @pytest.fixture(scope="module")
@@ -16,9 +15,7 @@ def shell(tmp_path_factory):
     program = folder / "kclrun"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m kclrun "$@"\n')
     program.chmod(0o755)
-    script = subprocess.run(
-        [program, "completion", "bash"], capture_output=True, text=True, timeout=HUNG_S, check=True
-    ).stdout
+    script = run_to_end([program, "completion", "bash"], check=True).stdout
     (folder / "script").write_text(script)
 
     def complete(*words):
@@ -28,9 +25,7 @@ def shell(tmp_path_factory):
             ' COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _kclrun_completion kclrun "${!#}";'
             ' printf "%s\\n" "${COMPREPLY[@]}"'
         )
-        done = subprocess.run(
-            ["bash", "-c", line, "bash", *words], capture_output=True, text=True, timeout=HUNG_S
-        )
+        done = run_to_end(["bash", "-c", line, "bash", *words])
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout.split()
 

@@ -27,7 +27,7 @@ from kclrun.codec.kpl import effective_hash_key
 from kclrun.config.load import settings_of
 from kclrun.local.filling import wait_until_active
 from kclrun.local.server import start_embedded
-from kclrun.model.lease import OFFERED, Halt, Handoff, Lease, LeaseKey, OwnerId
+from kclrun.model.lease import OFFERED, Halt, Handoff, Lease, OwnerId
 from kclrun.model.record import IteratorType, PutEntry, StartPoint
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
@@ -35,6 +35,7 @@ from kclrun.observe.health import KeyBody, LeaseBody, TrafficBody
 from kclrun.spark.offsets import Offset, StreamIs, encode_offset
 from kclrun.spark.positions import after, at_timestamp
 from kclrun.traffic.hot_shards import HotShard
+from tests.support.build import key
 from tests.unit.cli.memory_site import CLOCKED, Clock
 
 pytestmark = pytest.mark.seconds
@@ -57,10 +58,6 @@ LAG_MASKS = (
     (r'("(?:behind|loss_in)_s(?:_max|_min)?": )\d[\d.]*', r"\1<seconds>"),
     (r" {3,}", "  "),
 )
-
-
-def key(number: int) -> LeaseKey:
-    return LeaseKey(f"shardId-{number:012d}")
 
 
 def last_of(aws: Aws) -> str:

@@ -1,14 +1,13 @@
 import contextlib
 import os
 import re
-import subprocess
 import sys
 
 import pytest
 
 from kclrun.cli.init import templates
 from kclrun.cli.program import run_program
-from tests.patience import HUNG_S
+from tests.support.programs import run_to_end
 
 
 def test_a_starter_project_is_right_from_the_start(tmp_path):
@@ -22,12 +21,8 @@ def test_a_starter_project_is_right_from_the_start(tmp_path):
 def test_the_tests_of_a_starter_project_pass(tmp_path):
     run_program(["init", str(tmp_path)])
 
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
+    done = run_to_end(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=tmp_path
     )
 
     assert done.returncode == 0, done.stdout

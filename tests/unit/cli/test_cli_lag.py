@@ -15,20 +15,10 @@ from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 from kclrun.operating.summaries import Lag
-from tests.unit.cli.memory_site import BEGUN, A, Called, caller, key, site_for
+from tests.unit.cli.memory_site import BEGUN, A, Called, key
 
 LOWER, UPPER = 0, 2**128 - 1
 NOTHING = "nothing unread (retention is 1d)"
-
-
-@pytest.fixture
-def site(monkeypatch, tmp_path):
-    return site_for(monkeypatch, tmp_path)
-
-
-@pytest.fixture
-def call(site, capsys):
-    return caller(site, capsys)
 
 
 def shards_of(call: Callable[..., Called], *more: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,7 +8,7 @@ from kclrun.model.lease import ANYBODY, OFFERED, Halt, Handoff, OwnerId
 from kclrun.model.sequence import SHARD_END
 from kclrun.model.time import WallTime
 from kclrun.protocol.writes import ConditionFailed, OutcomeUnknown, Refused, Throttled, Unavailable
-from tests.unit.cli.memory_site import BEGUN, JAVA, A, B, caller, key, site_for
+from tests.unit.cli.memory_site import BEGUN, JAVA, A, B, key
 
 ZERO = key(0)
 PLAN = [
@@ -20,16 +20,6 @@ UNCHANGED = "Nothing was changed. To do it, add --yes"
 ASKED = f"{ZERO}: asked {A}"
 DROPPED = "it dropped the request, or no other owner took the lease within 2 s"
 HALT = Halt("ValueError: bad row\nin line 7", WallTime(1.0))
-
-
-@pytest.fixture
-def site(monkeypatch, tmp_path):
-    return site_for(monkeypatch, tmp_path)
-
-
-@pytest.fixture
-def call(site, capsys):
-    return caller(site, capsys)
 
 
 def test_without_yes_the_plan_is_shown_and_nothing_is_asked(site, call):

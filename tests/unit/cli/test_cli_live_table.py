@@ -5,7 +5,6 @@ import select
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -331,11 +330,11 @@ class Shown:
         self.text = ""
 
     def until(self, holds: Callable[[str], bool]) -> str:
-        deadline = time.monotonic() + HUNG_S
-        while not holds(self.text):
-            assert time.monotonic() < deadline, self.text
-            time.sleep(0.005)
+        def is_shown() -> bool:
             self.text += self.capfd.readouterr().err
+            return holds(self.text)
+
+        until(is_shown, every_s=0.005, why=lambda: self.text)
         return self.text
 
 

@@ -28,6 +28,7 @@ from kclrun.model.record import IteratorType, PutEntry, StartPoint
 from kclrun.model.time import WallTime
 from tests.patience import HUNG_S
 from tests.support.descriptors import everything_on
+from tests.support.programs import run_to_end
 
 pytestmark = pytest.mark.seconds
 KEY = LeaseKey("shardId-000000000000")
@@ -253,14 +254,7 @@ def test_the_starter_runs_on_the_local_aws_as_its_help_says(tmp_path):
             env=environment,
             timeout=HUNG_S,
         )
-        ran = subprocess.run(
-            [*program, "app.yaml", *there],
-            capture_output=True,
-            text=True,
-            cwd=folder,
-            env=environment,
-            timeout=HUNG_S,
-        )
+        ran = run_to_end([*program, "app.yaml", *there], cwd=folder, env=environment)
     finally:
         local.terminate()
         local.communicate(timeout=HUNG_S)
@@ -327,13 +321,7 @@ def test_an_embedded_run_fills_reshards_reads_all_and_sums_up(project, tmp_path)
     )
     report = tmp_path / "report.json"
 
-    done = subprocess.run(
-        [*command, "--report", str(report)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
-    )
+    done = run_to_end([*command, "--report", str(report)], cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     assert "Put 1,000 records" in done.stderr
@@ -360,9 +348,7 @@ def test_a_fill_that_fails_ends_the_run_with_its_reason(project, tmp_path, overr
         "def raises():\n    yield 'k', b'x'\n    raise ValueError('no more')\n"
     )
 
-    done = subprocess.run(
-        project(*overrides), cwd=tmp_path, capture_output=True, text=True, timeout=HUNG_S
-    )
+    done = run_to_end(project(*overrides), cwd=tmp_path)
 
     assert done.returncode == 78, done.stderr
     assert said in done.stderr

@@ -19,7 +19,7 @@ from kclrun.protocol.writes import Refused
 from kclrun.spark.offsets import Offset, StreamIs, encode_offset
 from kclrun.spark.positions import Position, after
 from kclrun.state.versions import Version, encode_version, version_name
-from tests.unit.cli.memory_site import CONFIG, Site, caller, key, site_for
+from tests.unit.cli.memory_site import CONFIG, Site, key, site_for
 
 AT = ExtendedSequenceNumber("49500000000000000000000000000000000000000000000000000007")
 NAME = version_name(3, 1, "0badcafe")
@@ -41,11 +41,6 @@ def site(monkeypatch, tmp_path):
     )
     StateFiles(tmp_path / "kept", "orders/orders").create(GOOD, NAME, encode_version(version))
     return site
-
-
-@pytest.fixture
-def call(site, capsys):
-    return caller(site, capsys)
 
 
 # The verb, its exit code, and what it says of the row that is whole. A verb that shows the leases,

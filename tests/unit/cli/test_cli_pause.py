@@ -6,7 +6,7 @@ from kclrun.model.lease import Halt, LeaseKey, Pause, Scope
 from kclrun.model.sequence import SHARD_END
 from kclrun.model.time import WallTime
 from kclrun.protocol.writes import ChangePause, ConditionFailed, CreateLease, Refused, Throttled
-from tests.unit.cli.memory_site import BEGUN, JAVA, A, B, caller, key, site_for
+from tests.unit.cli.memory_site import BEGUN, JAVA, A, B, key
 
 ZERO, ONE = key(0), key(1)
 NOW = WallTime(BEGUN + 60)
@@ -15,16 +15,6 @@ SEEN = "Owners see it with their next renewal, within 0.3 s"
 STOPS = "finishes its batch, checkpoints, keeps it and reads no more"
 
 READS_ON = "is not a kclrun manager and READS ON; it is paused once a kclrun manager takes it"
-
-
-@pytest.fixture
-def site(monkeypatch, tmp_path):
-    return site_for(monkeypatch, tmp_path)
-
-
-@pytest.fixture
-def call(site, capsys):
-    return caller(site, capsys)
 
 
 def test_without_yes_the_plan_is_shown_and_nothing_is_paused(site, call):

@@ -30,6 +30,7 @@ from kclrun.errors import (
 )
 from kclrun.local import server
 from kclrun.model.text import sanitize
+from tests.support.programs import run_to_end
 from tests.support.tables import over_rows
 
 
@@ -134,7 +135,7 @@ def test_our_bug_is_reported_where_no_descriptor_is_left_to_look_up_versions_wit
         "resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(7)[1]))\n"
         "print(bug_report(ZeroDivisionError('x')))\n"
     )
-    asked = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    asked = run_to_end([sys.executable, "-c", program])
 
     assert asked.returncode == 0, asked.stderr
     assert "This is a bug in kclrun: ZeroDivisionError" in asked.stdout
@@ -382,7 +383,7 @@ def test_help_imports_nothing_heavy():
         " 'google.protobuf', 'psutil')"
         " if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_to_end([sys.executable, "-c", code], check=True)
 
     assert done.stdout.splitlines()[-1] == "[]"
 
@@ -391,13 +392,7 @@ def test_the_module_runs_without_the_current_folder_on_its_path(tmp_path):
     (tmp_path / "click.py").write_text("raise SystemExit('imported from the current folder')")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
-    done = subprocess.run(
-        [sys.executable, "-m", "kclrun", "version"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = run_to_end([sys.executable, "-m", "kclrun", "version"], cwd=tmp_path, env=environment)
 
     assert (done.returncode, done.stderr) == (0, "")
 

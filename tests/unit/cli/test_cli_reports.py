@@ -4,8 +4,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import kclrun.cli
 from kclrun.cli.reports import json_line, print_json, print_json_lines, print_report
+from tests.architecture.sources import files_of_the_package
 
 # They print JSON of another form: one object a record, and one line of settings and figures.
 OWN_FORMS = {"tail.py", "simulate.py", "reports.py"}
@@ -51,11 +51,11 @@ def test_a_type_that_msgspec_does_not_know_is_encoded_by_the_hook():
 
 
 def test_no_other_module_of_the_command_line_encodes_what_it_prints():
-    folder = Path(kclrun.cli.__file__).parent
     encoding = {
-        str(file.relative_to(folder))
-        for file in folder.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
+        source.name.removeprefix("kclrun/cli/")
+        for source in files_of_the_package()
+        if source.name.startswith("kclrun/cli/")
+        for node in source.nodes
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) == "echo"
         and any(name in ast.unparse(node) for name in ("json.dumps", "json.encode"))

@@ -14,7 +14,7 @@ from kclrun.model.stream import stream_key
 from kclrun.model.time import WallTime
 from kclrun.operating.reset import position_at
 from kclrun.protocol.writes import Applied, CreateLease, OutcomeUnknown, Refused, Take
-from tests.unit.cli.memory_site import CONFIG, JAVA, A, Called, Site, caller, key, site_for
+from tests.unit.cli.memory_site import CONFIG, JAVA, A, Called, Site, key, site_for
 
 UNCHANGED = "Nothing was changed. To do it, add --yes"
 DONE = "The next fleet to start begins there."
@@ -33,11 +33,6 @@ def site(monkeypatch, tmp_path):
     site.plant(2, A, MID, parents=frozenset({key(0)}), halt=Halt("poison", WallTime(1.0)))
     site.plant(3, None, TRIM_HORIZON, parents=frozenset({key(0)}))
     return site
-
-
-@pytest.fixture
-def call(site, capsys):
-    return caller(site, capsys)
 
 
 def split(site: Site, name: str = "orders") -> None:

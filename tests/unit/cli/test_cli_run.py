@@ -3,7 +3,6 @@
 import os
 import stat
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +16,11 @@ from kclrun.cli import user_code
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.program import run_program
 from kclrun.cli.run import application, embedded, spark
-from kclrun.config.load import settings_of
 from kclrun.errors import ProcessorLoadError, SettingsError, Unavailable
 from kclrun.local.filling import FillReport
 from kclrun.manager import forks, runtime
-from kclrun.model.time import WallTime
 from tests.patience import HUNG_S
+from tests.support.build import settings
 
 LEAST = "application: orders\nstream: orders\nprocessor: mine:Mine\naws: {region: us-east-1}\n"
 EMBEDDED = LEAST.replace("region: us-east-1", "endpoint: embedded")
@@ -292,10 +290,6 @@ def test_the_live_table_is_for_a_terminal_and_the_format_auto(monkeypatch):
         ("json", None),
     ]
     assert made == [False, True]
-
-
-def settings(text: str) -> Any:
-    return settings_of(text, environment={}, now=WallTime(time.time()))
 
 
 def configuration(text: str, folder: Path) -> Configuration:

@@ -12,7 +12,7 @@ from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.outputs.state_files import StateFiles
 from kclrun.protocol.writes import Applied, OutcomeUnknown, Refused, Take
 from kclrun.state.versions import Version, encode_version, version_name
-from tests.unit.cli.memory_site import CONFIG, JAVA, A, caller, key, site_for
+from tests.unit.cli.memory_site import CONFIG, JAVA, A, key, site_for
 
 AT = ExtendedSequenceNumber("49500000000000000000000000000000000000000000000000000007")
 NAME = version_name(3, 1, "0badcafe")
@@ -43,11 +43,6 @@ def site(monkeypatch, tmp_path):
     site.store = StateFiles(tmp_path / "kept", "orders/orders")
     site.store.create(key(0), NAME, encode_version(version))
     return site
-
-
-@pytest.fixture
-def call(site, capsys):
-    return caller(site, capsys)
 
 
 def test_export_writes_every_value_as_a_line_of_json_with_its_shard_and_checkpoint(site, call):

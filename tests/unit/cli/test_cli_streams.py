@@ -21,22 +21,18 @@ from kclrun.cli.services import (
 from kclrun.config.load import settings_of
 from kclrun.errors import AccessDenied, NotFound, SettingsError, TableRefused
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
+from kclrun.model.sequence import SHARD_END
 from kclrun.model.stream import ONLY_STREAM, short_name, spelled_out
 from kclrun.model.wire import WireEndpoint
 from kclrun.ports import StreamSummary
 from kclrun.protocol.writes import CreateLease
+from tests.support.build import lease
 from tests.support.tables import over_rows
 from tests.unit.cli.test_cli_live_table import SAMPLE, drawn
 
 ORDERS, AUDITS = "1:orders:10", "1:audits:11"
 SEVERAL = "application: shop\nprocessor: m:C\nstreams: [{name: orders}, {name: audits}]\n"
 ONE = "application: shop\nprocessor: m:C\nstream: orders\n"
-
-
-def lease(key, checkpoint=TRIM_HORIZON, **fields):
-    return Lease(key=LeaseKey(key), checkpoint=checkpoint, **fields)
 
 
 class Admin:

@@ -14,22 +14,17 @@ from kclrun.cli.tail import for_people, json_line, require_one_shard, start_of, 
 from kclrun.errors import ExpiredIterator, NotFound, SettingsError, Throttled, Unavailable
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
-from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
-from kclrun.model.stream import spelled_out
+from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.text import escaped, escaped_in_json, sanitize
 from kclrun.model.time import WallTime
 from kclrun.ports import ShardReader
 from kclrun.reading.readers import ShardLineage, ShardPages
 from kclrun.reading.starts import first_listing, shard_starts
+from tests.support.build import shard
 from tests.unit.cli.memory_site import Clock
 
 NOW = WallTime(1_800_000_000.0)
 ALL = HashRange(0, HASH_KEY_MAX)
-
-
-def shard(number: int, *parents: int) -> Shard:
-    first, second = [*(spelled_out(str(parent)) for parent in parents), None, None][:2]
-    return Shard(spelled_out(str(number)), ALL, "1", None, first, second)
 
 
 def record(data: bytes, key: str = "key", **more: object) -> Record:

@@ -22,7 +22,7 @@ from kclrun.model.lease import Halt, Pause
 from kclrun.model.sequence import SHARD_END
 from kclrun.model.time import WallTime
 from tests.patience import HUNG_S
-from tests.unit.cli.memory_site import A, B, caller, key, site_for
+from tests.unit.cli.memory_site import A, B, key, site_for
 from tests.unit.page.fleet import NOW, behind, lease, snapshot_of
 
 
@@ -36,11 +36,6 @@ def site(monkeypatch, tmp_path):
         lambda settings: vars(world := aws(settings)).update(credentials=credentials) or world,
     )
     return made
-
-
-@pytest.fixture
-def call(site, capsys):
-    return caller(site, capsys)
 
 
 def lines_of(snapshot, site, *, width=100, **options):

@@ -1,14 +1,13 @@
 """A SIGKILL of a writer going flat out, at random instants: nothing torn, nothing hung."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.patience import HUNG_S
 from tests.seeds import seed_of
+from tests.support.programs import run_to_end
 
 pytestmark = pytest.mark.alone
 
@@ -20,12 +19,7 @@ def test_a_writer_killed_going_flat_out_leaves_nothing_torn_and_the_next_one_goe
     seed = seed_of()
     print(f"replay: {sys.executable} {RIG} {kills} {seed}")
 
-    done = subprocess.run(
-        [sys.executable, str(RIG), str(kills), str(seed)],
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
-    )
+    done = run_to_end([sys.executable, str(RIG), str(kills), str(seed)])
 
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)

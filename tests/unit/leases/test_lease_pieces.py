@@ -16,18 +16,15 @@ from kclrun.leases.table_view import (
     parent_keys,
     seem_over,
 )
-from kclrun.model.lease import Halt, Lease
+from kclrun.model.lease import Halt
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.protocol import writes as ch
 from kclrun.protocol.in_flight import Fate, InFlight
+from tests.support.build import lease
 from tests.support.tables import over_rows
 
 HALF = (HASH_KEY_MAX + 1) // 2
-
-
-def lease(key="s0", **fields):
-    return Lease(key=key, checkpoint=fields.pop("checkpoint", TRIM_HORIZON), **fields)
 
 
 def view_of(*leases, broken=(), me="me", gone=frozenset()):

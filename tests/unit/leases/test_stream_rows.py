@@ -5,18 +5,15 @@ import pytest
 from kclrun.errors import TableRefused
 from kclrun.leases.stream_rows import key_in_table, near_misses
 from kclrun.model.lease import Lease
-from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import ALL_HASH_KEYS, Shard
+from tests.support.build import position as at
 from tests.support.tables import over_rows
 
 OWN, MADE_UP, OTHER = "1:orders:1700000000", "1:orders:12345", "1:orders:1690000000"
 CREATED = 1_700_000_000.25
 OPEN = Shard("shardId-0", ALL_HASH_KEYS, "100")
 CLOSED = Shard("shardId-1", ALL_HASH_KEYS, "100", "200")
-
-
-def at(number):
-    return ExtendedSequenceNumber(str(number))
 
 
 def row(stream, checkpoint=TRIM_HORIZON, shard="shardId-0", **fields):

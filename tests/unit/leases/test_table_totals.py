@@ -4,18 +4,14 @@ from kclrun.leases.shard_sync import Listing, TableTotals, table_totals
 from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
-from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.model.shard import HASH_KEY_MAX, HashRange
+from tests.support.build import shard
 
 ALL = HashRange(0, HASH_KEY_MAX)
 
 
 def lease(key, *, ended=False, **fields):
     return Lease(key=key, checkpoint=SHARD_END if ended else TRIM_HORIZON, **fields)
-
-
-def shard(shard_id, *parents):
-    first, second = (*parents, None, None)[:2]
-    return Shard(shard_id, ALL, "1", None, first, second)
 
 
 def totals(leases, shards=None, *, broken=(), now=0.0, ours=()):

@@ -15,13 +15,9 @@ from kclrun.lifecycle.stopping import (
     left_undone,
     next_force,
 )
-from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.protocol.status import LeaseStatus, WorkerState
+from tests.support.build import position
 from tests.support.tables import over_rows
-
-
-def position(number):
-    return ExtendedSequenceNumber(str(number))
 
 
 def status(**fields):

@@ -1,8 +1,8 @@
 """Clients of boto3 for an endpoint of this test."""
 
-import boto3
 import pytest
-from botocore.config import Config
+
+from tests.support.clients import ONCE, client_of
 
 KEY, SECRET = "AKIDTEST", "the secret of the tests"
 
@@ -13,16 +13,7 @@ def client():
     made = []
 
     def make(service, endpoint, key=KEY, secret=SECRET, region="us-east-1"):
-        made.append(
-            boto3.client(
-                service,
-                endpoint_url=endpoint,
-                region_name=region,
-                aws_access_key_id=key,
-                aws_secret_access_key=secret,
-                config=Config(retries={"total_max_attempts": 1}),
-            )
-        )
+        made.append(client_of(service, endpoint, region, key=key, secret=secret, config=ONCE))
         return made[-1]
 
     yield make

@@ -9,7 +9,7 @@ from hyperframe.frame import GoAwayFrame
 from kclrun.local.asgi import read_body, respond
 from tests.unit.local.http2_client import HUNG_S, connect, serving
 
-LARGE = bytes(range(256)) * 16 * 1024  # 64 windows of a client with the settings of HTTP/2
+LARGE = bytes(range(256)) * 4 * 1024  # 16 windows of a client with the settings of HTTP/2
 
 
 def goaway(code=ErrorCodes.NO_ERROR, debug=b""):

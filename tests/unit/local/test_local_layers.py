@@ -1,12 +1,12 @@
 """The model stays pure, and light enough to be imported where no server is wanted."""
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
 import kclrun.local
 from kclrun.ports import ShardReader, StreamAdmin
+from tests.support.programs import run_to_end
 from tests.support.tables import over_rows
 
 ROOM = Path(kclrun.local.__file__).parent
@@ -58,7 +58,7 @@ def test_starting_the_embedded_aws_loads_no_server_into_this_process():
         "print(sorted({'moto', 'uvicorn', 'boto3', 'botocore', 'flask'} & set(sys.modules)))"
     )
 
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    answer = run_to_end([sys.executable, "-c", code])
 
     assert answer.stdout.strip() == "[]"
 

@@ -3,7 +3,6 @@
 import os
 import select
 import signal
-import time
 
 import psutil
 import pytest
@@ -17,7 +16,7 @@ from kclrun.manager.forks import LauncherGone
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.protocol import reports
 from kclrun.protocol.status import WorkerState
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.support.descriptors import open_descriptors
 from tests.unit.manager.children_rig import ChildrenRig
 
@@ -568,11 +567,7 @@ def test_a_dead_process_takes_along_what_user_code_left_in_its_session(rig):
     rig.launcher.program = ["sh", "-c", "sleep 600 & exec sleep 600"]
     process = rig.start("s0")
     leader = psutil.Process(process.pid)
-    deadline = time.monotonic() + HUNG_S
-    while not leader.children():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    (left,) = leader.children()
+    (left,) = until(leader.children)
     pidfd = os.pidfd_open(left.pid)
 
     process.die()

@@ -22,7 +22,7 @@ from kclrun.manager.orphans import reap_adopted
 from kclrun.model.wire import WireEndpoint
 from kclrun.observe.logs import EventLog, LineSink
 from tests.foreground import heeding_signals
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.shortage import no_more_descriptors
 from tests.support.certificates import certificate_for
 from tests.unit.manager.children_rig import StandIn
@@ -97,10 +97,7 @@ def forked(launcher, request_id):
 
 def await_its_name(pid):
     """What it does for itself at its start is done then."""
-    deadline = time.monotonic() + HUNG_S
-    while Path(f"/proc/{pid}/comm").read_text() != "kclrun-lease\n":
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: Path(f"/proc/{pid}/comm").read_text() == "kclrun-lease\n")
 
 
 @pytest.mark.seconds

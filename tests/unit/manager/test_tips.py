@@ -5,13 +5,10 @@ from kclrun.manager.tips import TipsElsewhere, why_not_caught_up
 from kclrun.model.lease import Lease
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import Record
-from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
 from kclrun.model.stream import ONLY_STREAM
+from tests.support.build import position as at
 from tests.support.tables import over_rows
-
-
-def at(number):
-    return ExtendedSequenceNumber(str(number))
 
 
 def lease(checkpoint, **fields):

@@ -5,7 +5,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -22,14 +21,11 @@ from kclrun.errors import InvariantViolation, LimitExceeded, SinkError
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.outputs import emitted_rows, marks
 from kclrun.outputs.emitted_rows import EmittedRows
-from tests.patience import HUNG_S
+from tests.support.build import position as at
 from tests.support.descriptors import open_descriptors
+from tests.support.programs import run_to_end
 
 SHARD = "shardId-000000000000"
-
-
-def at(number: int, sub: int = 0) -> ExtendedSequenceNumber:
-    return ExtendedSequenceNumber(str(number), sub)
 
 
 def batch(rows: EmittedRows, *numbers: int, **more: str) -> None:
@@ -326,12 +322,7 @@ def test_a_second_process_does_not_get_the_file(tmp_path):
             "from kclrun import ExtendedSequenceNumber as E\n"
             "EmittedRows.open(Path(sys.argv[1]), sys.argv[2], E('TRIM_HORIZON'), lock_wait_s=0.1)"
         )
-        second = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path), SHARD],
-            capture_output=True,
-            text=True,
-            timeout=HUNG_S,
-        )
+        second = run_to_end([sys.executable, "-c", code, str(tmp_path), SHARD])
 
     assert second.returncode == 1
     assert "OutputLocked" in second.stderr

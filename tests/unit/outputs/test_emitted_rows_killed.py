@@ -11,7 +11,7 @@ import pytest
 
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.outputs.emitted_rows import EmittedRows
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.seeds import seed_of
 
 PROGRAM = Path(__file__).with_name("emitting_process.py")
@@ -43,13 +43,6 @@ def assert_exact(folder: Path, last: int) -> None:
     assert [(row["n"], row["copy"]) for row in rows] == wanted
 
 
-def await_a_checkpoint(acknowledged: Path, after: int) -> None:
-    deadline = time.monotonic() + HUNG_S
-    while int(acknowledged.read_text()) <= after:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 @pytest.mark.slow
 def test_no_row_is_lost_or_doubled_however_often_the_process_is_killed(tmp_path):
     seed = seed_of()
@@ -61,7 +54,7 @@ def test_no_row_is_lost_or_doubled_however_often_the_process_is_killed(tmp_path)
     for number in range(KILLS):
         with start(tmp_path, chance.randrange(2**32), 0) as process:
             if number % 2:  # however slow the machine is, half of the lives get that far
-                await_a_checkpoint(acknowledged, reached[-1])
+                until(lambda: int(acknowledged.read_text()) > reached[-1], every_s=0.001)
             time.sleep(chance.uniform(0, LIFE_S_MAX))  # the instant of the kill, not a wait
             process.kill()
         reached.append(int(acknowledged.read_text()))

@@ -18,7 +18,7 @@ from kclrun.manager.orphans import reap_adopted
 from kclrun.manager.service_calls import _is_copied
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, StoredCursors
-from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import OF_PARENTS, PrefetchJob, StateDestination
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -30,15 +30,12 @@ from kclrun.state import chain
 from kclrun.state.keyed import LiveEntries
 from kclrun.state.timers import WATERMARK, Step, Timer
 from tests.patience import HUNG_S
+from tests.support.build import position as at
 from tests.support.memory_versions import MemoryVersions, Versions
 
 SHARD = "shard"
 EVERYTHING = HashRange(0, HASH_KEY_MAX)
 KEYS = [f"key-{number}" for number in range(40)]
-
-
-def at(number):
-    return ExtendedSequenceNumber(str(number))
 
 
 OPENED = []

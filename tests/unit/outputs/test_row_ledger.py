@@ -4,12 +4,8 @@ import re
 
 import pytest
 
-from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.outputs.row_ledger import RowLedger
-
-
-def at(number: int) -> ExtendedSequenceNumber:
-    return ExtendedSequenceNumber(str(number))
+from tests.support.build import position as at
 
 
 class Caller:

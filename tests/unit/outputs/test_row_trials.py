@@ -15,14 +15,11 @@ from kclrun.outputs.lanes import Pace
 from kclrun.outputs.row_trials import RowTrials
 from kclrun.outputs.sending import Outputs
 from kclrun.protocol.reports import Report, RowsWereRefused
+from tests.support.build import position as at
 from tests.support.memory_output import Destination, MemoryOutput
 
 AT_ONCE = Pace(0.0, 0, 1_000)
 BOTH = ("a", "b")
-
-
-def at(number: int) -> ExtendedSequenceNumber:
-    return ExtendedSequenceNumber(str(number))
 
 
 class Picky(MemoryOutput):

@@ -18,14 +18,11 @@ from kclrun.outputs.lanes import Pace
 from kclrun.outputs.row_ledger import MERGED_FROM, Cut, RowCount
 from kclrun.outputs.sending import Outputs
 from tests.patience import HUNG_S
+from tests.support.build import position as at
 from tests.support.memory_output import Destination, MemoryOutput
 
 AT_ONCE = Pace(0.0, 0, 1_000)
 ROLLED = Pace(60.0, 200, 1_000)
-
-
-def at(number: int) -> ExtendedSequenceNumber:
-    return ExtendedSequenceNumber(str(number))
 
 
 class Lease:

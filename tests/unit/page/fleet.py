@@ -1,14 +1,14 @@
 """A small fleet as the page reads it: values of every kind, at times of the test's own."""
 
-from kclrun.model.lease import Halt, Handoff, Lease, LeaseKey, Load, OwnerId
+from kclrun.model.lease import Halt, Handoff, Lease, Load, OwnerId
 from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.time import WallTime
 from kclrun.operating.doctor.findings import Finding, Kind
 from kclrun.operating.summaries import Lag, lag_summary
 from kclrun.page.lag_history import LagHistory
 from kclrun.page.snapshot import About, Owners, ReadProblem, ShownOutput, Snapshot
+from tests.support.build import key, shard
 
 NOW = WallTime(1_780_000_000.0)
 A, B = OwnerId("kclrun:az1:host-1:1a2b"), OwnerId("kclrun:az2:host-2:77aa")
@@ -28,18 +28,9 @@ ABOUT = About(
 )
 
 
-def key(number: int) -> LeaseKey:
-    return LeaseKey(f"shardId-{number:012d}")
-
-
 def lease(number: int, owner: OwnerId | None = A, **fields: object) -> Lease:
     fields = {"checkpoint": ExtendedSequenceNumber(NUMBER), "counter": 7} | fields
     return Lease(key=key(number), owner=owner, **fields)
-
-
-def shard(number: int, *parents: int) -> Shard:
-    named = [key(parent) for parent in parents] + [None, None]
-    return Shard(key(number), HashRange(0, HASH_KEY_MAX), "1", None, named[0], named[1])
 
 
 def snapshot_of(*leases: Lease, **fields: object) -> Snapshot:

@@ -1,11 +1,11 @@
 """The script of the pages, run by Node.js with a browser that the test plays."""
 
 import shutil
-import subprocess
 
 import pytest
 
 from kclrun.page import server
+from tests.support.programs import run_to_end
 
 BROWSER = """
 const log = [];
@@ -40,8 +40,6 @@ console.log(JSON.stringify([isLeftToTheBrowser, ms, second.path, log]));
 def test_a_page_whose_events_were_refused_listens_again():
     script = server.routes(None, lambda: None)["/live.js"]({}).body.decode()
 
-    done = subprocess.run(
-        ["node", "-"], input=BROWSER + script + STEPS, capture_output=True, text=True, check=True
-    )
+    done = run_to_end(["node", "-"], input=BROWSER + script + STEPS, check=True)
 
     assert done.stdout == '[true,30000,"/live",["fetch"]]\n'

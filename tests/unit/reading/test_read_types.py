@@ -1,12 +1,12 @@
 """What a type checker says of a program that reads and runs."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
 from tests.architecture.sources import ROOT
+from tests.support.programs import run_to_end
 
 PROGRAM = """
 import itertools
@@ -42,12 +42,10 @@ kclrun.run(5)
 def test_a_program_is_checked_strictly(tmp_path, text, errors):
     program = tmp_path / "program.py"
     program.write_text(text)
-    done = subprocess.run(
+    done = run_to_end(
         [sys.executable, "-m", "mypy", "--strict", "--python-version", "3.11", str(program)],
         cwd=tmp_path,
         env={**os.environ, "MYPYPATH": str(ROOT), "MYPY_CACHE_DIR": str(ROOT / ".mypy_cache")},
-        capture_output=True,
-        text=True,
     )
     found = [line for line in done.stdout.splitlines() if line.startswith("program.py")]
     assert len([line for line in found if ": error:" in line]) == errors, done.stdout + done.stderr

@@ -17,6 +17,7 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.reading import stream
 from kclrun.reading.ends import FOR_EVER, SETTLED_S, ReadingEnd
 from kclrun.reading.starts import ShardStart, parse_position, position_starts
+from tests.support.build import shard
 from tests.support.tables import over_rows
 
 NOW = WallTime(1_800_000_000.0)
@@ -29,11 +30,6 @@ AT_NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 def at(moment: float) -> StartPoint:
     return StartPoint(IteratorType.AT_TIMESTAMP, timestamp=WallTime(moment))
-
-
-def shard(number: int, *parents: int) -> Shard:
-    first, second = [*(spelled_out(str(parent)) for parent in parents), None, None][:2]
-    return Shard(spelled_out(str(number)), ALL, "1", None, first, second)
 
 
 @over_rows(

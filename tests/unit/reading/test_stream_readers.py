@@ -35,7 +35,7 @@ from kclrun.reading.readers import (
     Trouble,
 )
 from kclrun.reading.starts import ShardStart
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.unit.cli.memory_site import BEGUN, Clock
 
 LATEST = StartPoint(IteratorType.LATEST)
@@ -493,7 +493,4 @@ def test_with_their_threads_each_record_comes_once_and_all_threads_end():
     arrived = [each.records[0].sequence_number for each in seen if isinstance(each, Arrived)]
     assert arrived == ["1", "2"]
     assert seen.count(EveryShardBegan()) == 1
-    deadline = time.monotonic() + HUNG_S
-    while any(each.is_alive() for each in mine):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not any(each.is_alive() for each in mine))

@@ -3,6 +3,7 @@ A8 among them) each."""
 
 import itertools
 import json
+from bisect import bisect_left
 
 import msgspec
 import pytest
@@ -149,7 +150,11 @@ class World:
         for each in ranges_between(start, end):
             numbers = self.numbers.get(each.shard_id, [])
             if each.begin.kind is not PositionKind.TIMESTAMP:
-                found += [n for n in numbers if not each.begin.covers(n) and each.end.covers(n)]
+                first, behind = (
+                    bisect_left(numbers, True, key=lambda n, to=to: not to.covers(n))
+                    for to in (each.begin, each.end)
+                )
+                found += numbers[first:behind]
         return found
 
 

@@ -5,7 +5,6 @@ import random
 import socket
 import time
 
-import boto3
 import pytest
 
 from kclrun.errors import SettingsError, Unavailable
@@ -17,6 +16,7 @@ from kclrun.spark.options import LeasesAt, SourceSettings, StreamAddress
 from kclrun.spark.positions import TRIM_HORIZON, after
 from kclrun.spark.requests import Connected, Kept, connected
 from kclrun.spark.stream_set import StreamsAdmin, StreamsReader
+from tests.support.clients import client_of
 
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 
@@ -159,13 +159,7 @@ def test_ranges_become_rows_over_http(endpoint):
 
 def made_here(endpoint, stream, *, shards=1, records=0):
     """A stream with random records: what was put, by sequence number."""
-    client = boto3.client(
-        "kinesis",
-        endpoint_url=endpoint,
-        region_name="us-east-1",
-        aws_access_key_id="a",
-        aws_secret_access_key="b",
-    )
+    client = client_of("kinesis", endpoint)
     client.create_stream(StreamName=stream, ShardCount=shards)
     chance = random.Random(7)
     sent = {}

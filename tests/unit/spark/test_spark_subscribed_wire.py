@@ -3,7 +3,6 @@
 import time
 import uuid
 
-import boto3
 import pytest
 
 from kclrun.aws.fan_out import StreamConsumers
@@ -16,6 +15,7 @@ from kclrun.spark.requests import Connected
 from kclrun.spark.source import StreamReader
 from kclrun.spark.subscribed import NamedConsumer
 from tests.patience import HUNG_S
+from tests.support.clients import client_of
 
 pytestmark = pytest.mark.slow
 FIRST = "shardId-000000000000"
@@ -35,13 +35,7 @@ def credentials(monkeypatch):
 
 @pytest.fixture
 def kinesis(endpoint):
-    return boto3.client(
-        "kinesis",
-        endpoint_url=endpoint,
-        region_name="us-east-1",
-        aws_access_key_id="a",
-        aws_secret_access_key="b",
-    )
+    return client_of("kinesis", endpoint)
 
 
 @pytest.fixture

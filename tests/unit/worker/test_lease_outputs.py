@@ -21,16 +21,13 @@ from kclrun.worker import opening as module
 from kclrun.worker.lease_outputs import LeaseOutputs
 from kclrun.worker.sharing import daemon_thread
 from tests.patience import HUNG_S
+from tests.support.build import position as at
 from tests.support.memory_output import Destination, MemoryOutput
 
 SHARD = "shardId-000000000000"
 ROLLED = OutputDestination(
     name="late", path="/rolls", roll_s=60.0, roll_bytes=10, buffer_bytes=1_000
 )
-
-
-def at(number: int) -> ExtendedSequenceNumber:
-    return ExtendedSequenceNumber(str(number))
 
 
 def no_credentials() -> Any:

@@ -28,7 +28,6 @@ from kclrun.lease.state_machine import LeaseStateMachine
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import OFFERED, Lease
 from kclrun.model.policies import CheckpointPolicy
-from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, HashRange, Shard
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
@@ -43,12 +42,9 @@ from kclrun.worker.manager_line import ManagerChannel, Reporter
 from kclrun.worker.own_row import OwnRow
 from kclrun.worker.sharing import daemon_thread, rest_together_s
 from tests.patience import HUNG_S, until
+from tests.support.build import position as p
 
 ME = "kclrun::host:a"
-
-
-def p(number):
-    return ExtendedSequenceNumber(str(number))
 
 
 class Table(LeaseRows):
