@@ -183,14 +183,7 @@ def plan_of(
 
     Raises: SettingsError, as `kclrun --config`; TypeError for a keyword that there never was.
     """
-    for name in replaced:
-        if name not in REPLACED:
-            raise TypeError(f"run_processor() has no keyword {name!r}")
-        warn_at_the_test(
-            f"run_processor({name}=…) is from before kclrun 1.0, and goes in 2.0: write"
-            f" {REPLACED[name]}",
-            DeprecationWarning,
-        )
+    _warn_of(replaced)
     tree, objects = _without_objects(settings)
     read = _settings(tree)
     faults, claim = faults or Faults(), claim or Claim()
@@ -208,6 +201,18 @@ def plan_of(
     if "outputs" in replaced:
         changed["outputs"] = known_outputs(replaced["outputs"], replaced.get("schema"))
     return msgspec.structs.replace(plan, **changed)
+
+
+def _warn_of(replaced: Replaced) -> None:
+    """Raises: TypeError for a keyword that there never was."""
+    for name in replaced:
+        if name not in REPLACED:
+            raise TypeError(f"run_processor() has no keyword {name!r}")
+        warn_at_the_test(
+            f"run_processor({name}=…) is from before kclrun 1.0, and goes in 2.0: write"
+            f" {REPLACED[name]}",
+            DeprecationWarning,
+        )
 
 
 # Where the settings have what may be left out, by the name in a plan.
