@@ -72,9 +72,9 @@ class Output:
     What a method raises decides what happens, and the log names the output, the method and the line
     of yours. `Superseded`: another owner has written there; the lease begins again from the
     stored cursor. `RowsRefused`: the destination refuses these rows for their values; see
-    `try_rows`. `HaltShard`: no repetition helps; the lease is halted with this reason until an operator resumes
-    it. Anything else: the destination is away; the same call comes again after 1, 2, 4, … 30 s,
-    without end. Put no value of a row and no password into a message.
+    `try_rows`. `HaltShard`: no repetition helps; the lease is halted with this reason until an
+    operator resumes it. Anything else: the destination is away; the same call comes again after
+    1, 2, 4, … 30 s, without end. Put no value of a row and no password into a message.
 
     With `engine: fleet`. On Spark `use` is refused: the output is a format of Spark there.
 
