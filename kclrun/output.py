@@ -66,15 +66,15 @@ class Output:
     `check_same_thread=False`); `check_row` alone is called by several threads at a time. No call
     is made by the thread that renews the lease: while a call hangs, the lease stays, its rows wait,
     and when the buffer is full its records do. The runtime ends no call, so set the time limits of
-    your client. A call that is under way when the lease ends is cut off after a second, as in a
-    crash.
+    your client. The end of a lease waits a second for a call that is under way; then the call is
+    left behind, as in a crash.
 
     What a method raises decides what happens, and the log names the output, the method and the line
-    of yours. `Superseded`: another owner has written there; the lease begins again from what is
-    stored. `RowsRefused`: the destination refuses these rows for their values; see `try_rows`.
-    `HaltShard`: no repetition helps; the lease is halted with this reason until an operator resumes
-    it. Anything else: the destination is away; the same call comes again after 1, 2, 4, … 30 s,
-    without end. Put no value of a row and no password into a message.
+    of yours. `Superseded`: another owner has written there; the lease begins again from the
+    stored cursor. `RowsRefused`: the destination refuses these rows for their values; see
+    `try_rows`. `HaltShard`: no repetition helps; the lease is halted with this reason until an
+    operator resumes it. Anything else: the destination is away; the same call comes again after
+    1, 2, 4, … 30 s, without end. Put no value of a row and no password into a message.
 
     With `engine: fleet`. On Spark `use` is refused: the output is a format of Spark there.
 

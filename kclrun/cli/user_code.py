@@ -235,26 +235,20 @@ def check_user_output(settings: Settings, place: OutputDestination, paths: Seque
     assert place.use is not None, "it is one of user code"
     environment = lease_environment(os.environ, settings.environment.only)
     named = setting_of(place.name)
-    trial = try_import(
-        own_module("kclrun.cli.trial_import"),
-        {f"{named}.check": place.use},
-        paths,
-        environment,
-        options={f"{named}.check": [place.options]},
-        within_s=_CHECK_MAX_S,
-    )
-    if trial.loaded is None:
-        if trial.exit_code is None:
-            raise Unavailable(f"{named}: {place.use}.check takes longer than {_CHECK_MAX_S} s")
+    command, asked = own_module("kclrun.cli.trial_import"), {f"{named}.check": place.use}
+    options = {f"{named}.check": [place.options]}
+    trial = try_import(command, asked, paths, environment, options=options, within_s=_CHECK_MAX_S)
+    loaded = trial.loaded
+    if loaded is None and trial.exit_code is None:
+        raise Unavailable(f"{named}: {place.use}.check takes longer than {_CHECK_MAX_S} s")
+    if loaded is None:
         said = trial.said.strip() or f"its check ended with exit code {trial.exit_code}"
         raise Unavailable(f"{named}: {said}")
-    if trial.loaded.error is not None:
-        raise SettingsError(
-            trial.loaded.error + _on_withheld_variables(trial.loaded.error, environment)
-        )
-    if trial.loaded.away is not None:
-        raise Unavailable(trial.loaded.away)
-    return trial.loaded.words
+    if loaded.error is not None:
+        raise SettingsError(loaded.error + _on_withheld_variables(loaded.error, environment))
+    if loaded.away is not None:
+        raise Unavailable(loaded.away)
+    return loaded.words
 
 
 def _require_fit(settings: Settings, kinds: Mapping[str, str]) -> None:

@@ -6,10 +6,13 @@ start command of a lease process, and `kclrun check` for its tests.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, Final
+
+import msgspec
 
 from kclrun.config.convert import Problem
 from kclrun.config.destinations import OutputSettings, RollSettings
@@ -153,6 +156,19 @@ def named_outputs(settings: Settings) -> list[tuple[str, OutputSettings]]:
     return [*main, *settings.outputs.items()]
 
 
+def sent_of_outputs(settings: Settings) -> tuple[int, str]:
+    """The bytes of the outputs that each start of a lease process sends, and what they are."""
+    outputs = [output for _, output in named_outputs(settings)]
+    size = len("".join(output.schema or "" for output in outputs).encode(errors="replace"))
+    options = [output.options for output in outputs if output.use is not None and output.options]
+    if not options:
+        return size, "`schema`"
+    # Texts that are not Unicode are a problem of their own.
+    with contextlib.suppress(UnicodeEncodeError):
+        size += len(msgspec.msgpack.encode(options))
+    return size, "`schema` and `options` of outputs"
+
+
 def _at(name: str) -> tuple[str, ...]:
     return tuple(setting_of(name).split("."))
 
@@ -179,6 +195,7 @@ def _fitting(at: Path, output: OutputSettings, destination: str) -> Iterator[Pro
             yield Problem((*at, name), "is for engine: spark")
     if output.options and destination != "use":
         yield Problem((*at, "options"), "is for engine: spark, and for an output with `use`")
+    yield from _sendable(at, output)
     formats = _FORMATS.get(destination, ("json",))
     if output.format is not None and destination in _FITS["format"]:
         if output.format not in formats:
@@ -194,6 +211,13 @@ def _fitting(at: Path, output: OutputSettings, destination: str) -> Iterator[Pro
         yield Problem(
             (*at, "path"), f"expected a folder of this machine, not a URL ({scheme[0]}…).{there}"
         )
+
+
+def _sendable(at: Path, output: OutputSettings) -> Iterator[Problem]:
+    try:
+        msgspec.msgpack.encode(output.options)
+    except UnicodeEncodeError:
+        yield Problem((*at, "options"), "a text in it is not Unicode, and cannot be sent")
 
 
 def _complete(at: Path, output: OutputSettings, destination: str) -> Iterator[Problem]:

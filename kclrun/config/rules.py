@@ -25,6 +25,7 @@ from kclrun.config.outputs import (
     named_outputs,
     output_rules,
     schema_rule,
+    sent_of_outputs,
     spark_output_rules,
     unused_output_settings,
 )
@@ -292,15 +293,7 @@ _SENT_BYTES_MAX: Final = 48 * 1024
 
 def _sent_at_each_start(settings: Settings) -> Iterator[Problem]:
     """The options, and the columns and options of the outputs, which may be large."""
-    outputs = [output for _, output in named_outputs(settings)]
-    columns_bytes = len("".join(output.schema or "" for output in outputs).encode(errors="replace"))
-    try:
-        columns_bytes += sum(len(msgspec.msgpack.encode(it.options)) for it in outputs if it.use)
-    except UnicodeEncodeError:
-        yield Problem(("output", "options"), "a text in it is not Unicode, and cannot be sent")
-        return
-    is_of_users = any(output.use and output.options for output in outputs)
-    columns = "`schema` and `options` of outputs" if is_of_users else "`schema`"
+    outputs_bytes, outputs_words = sent_of_outputs(settings)
     for index, source in enumerate(settings.sources):
         path = ("streams", index, "options") if settings.streams else ("options",)
         try:
@@ -314,11 +307,11 @@ def _sent_at_each_start(settings: Settings) -> Iterator[Problem]:
                 f"{size:,} bytes, at most {_SENT_BYTES_MAX:,}: each start of a lease process"
                 " sends them. Put large values in a file, and give its path",
             )
-        elif size + columns_bytes > _SENT_BYTES_MAX:
+        elif size + outputs_bytes > _SENT_BYTES_MAX:
             yield Problem(
                 ("outputs",) if settings.outputs else ("output",),
-                f"{columns_bytes:,} bytes of {columns} and {size:,} bytes of `options`, at most"
-                f" {_SENT_BYTES_MAX:,} together: each start of a lease process sends them",
+                f"{outputs_bytes:,} bytes of {outputs_words} and {size:,} bytes of `options`, at"
+                f" most {_SENT_BYTES_MAX:,} together: each start of a lease process sends them",
             )
 
 

@@ -1,7 +1,7 @@
 """An output of user code (`kclrun.Output`) as an output of the runtime.
 
-User code writes and reports where it is; what waits, what is repeated and with which cursors is
-decided here. Must not know: leases, threads, settings.
+User code writes, and reports how far its destination is. This module decides which rows wait,
+which call is repeated, and with which cursors. Must not know: leases, threads, settings.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from kclrun.testing.contracts import (
     assert_order_independent,
 )
 from kclrun.testing.crashes import Crash
-from kclrun.testing.output_contract import assert_output_contract
 from kclrun.testing.plans import Claim, Faults
+from kclrun.testing.promises import assert_output_contract
 from kclrun.testing.records import make_aggregate, make_record, make_records
 from kclrun.testing.runs import replay, run_processor
 from kclrun.testing.traps import EventTimeWarning

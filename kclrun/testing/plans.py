@@ -26,7 +26,7 @@ from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 from kclrun.testing.traps import known_outputs, warn_at_the_test
 
-SettingsLike = Mapping[str, Any] | str | Settings
+SettingsLike = Mapping[str, Any] | str
 
 # What a test leaves out and a run in memory does not need. A call that raises is not repeated: its
 # error is the result of the test.
@@ -183,14 +183,7 @@ def plan_of(
 
     Raises: SettingsError, as `kclrun --config`; TypeError for a keyword that there never was.
     """
-    for name in replaced:
-        if name not in REPLACED:
-            raise TypeError(f"run_processor() has no keyword {name!r}")
-        warn_at_the_test(
-            f"run_processor({name}=…) is from before kclrun 1.0, and goes in 2.0: write"
-            f" {REPLACED[name]}",
-            DeprecationWarning,
-        )
+    _warn_of(replaced)
     tree, objects = _without_objects(settings)
     read = _settings(tree)
     faults, claim = faults or Faults(), claim or Claim()
@@ -210,14 +203,24 @@ def plan_of(
     return msgspec.structs.replace(plan, **changed)
 
 
+def _warn_of(replaced: Replaced) -> None:
+    """Raises: TypeError for a keyword that there never was."""
+    for name in replaced:
+        if name not in REPLACED:
+            raise TypeError(f"run_processor() has no keyword {name!r}")
+        warn_at_the_test(
+            f"run_processor({name}=…) is from before kclrun 1.0, and goes in 2.0: write"
+            f" {REPLACED[name]}",
+            DeprecationWarning,
+        )
+
+
 # Where the settings have what may be left out, by the name in a plan.
 _SETTINGS: Final = {"checkpoint": ("checkpoint", "every"), "batch_max": ("fetch", "batch_max")}
 
 
 def _has(given: SettingsLike | None, name: str) -> bool:
     """Whether the settings of the test have this value themselves."""
-    if isinstance(given, Settings):
-        return True
     section, setting = _SETTINGS[name]
     inside = (_read(given).value or {}).get(section)
     return isinstance(inside, Mapping) and setting in inside
@@ -248,8 +251,6 @@ def _is_plain(options: object) -> bool:
 
 
 def _settings(given: SettingsLike | None) -> Settings:
-    if isinstance(given, Settings):
-        return given
     document = _read(given)
     if not isinstance(document.value, dict):
         raise SettingsError("settings: expected settings, such as `checkpoint: {every: batch}`")

@@ -134,7 +134,13 @@ def run_planned(
         make_runner=inline_runner if plan.seed is None else SeededRunners(plan.seed),
         ends=Crashes(plan.crash_after, plan.crash_at_checkpoint),
     )
-    context = life.make_context(
+    made = make_records(records, first_arrival_s=plan.first_arrival_s)
+    context = _context(processor, plan, life)
+    return _lived(life, processor, context, made, end_of_shard=plan.end_of_shard)
+
+
+def _context(processor: type[RecordProcessor] | RecordProcessor, plan: Plan, life: Life) -> Context:
+    return life.make_context(
         ClaimedLease(
             application=plan.application,
             stream=plan.stream,
@@ -146,8 +152,6 @@ def run_planned(
         decoded_options(_class_of(processor), plan.options or {}),
         _schemas(plan.schema),
     )
-    made = make_records(records, first_arrival_s=plan.first_arrival_s)
-    return _lived(life, processor, context, made, end_of_shard=plan.end_of_shard)
 
 
 def _lived(
@@ -230,7 +234,11 @@ def replay_planned(
         crash_after=None,
         crash_at_checkpoint=None,
     )
-    second = run_planned(processor, kept, from_checkpoint)
+    return _joined(first, run_planned(processor, kept, from_checkpoint))
+
+
+def _joined(first: Run, second: Run) -> Run:
+    """Two lives of a processor as one run."""
     names = first.outputs | second.outputs
     outputs = {name: first.outputs.get(name, []) + second.outputs.get(name, []) for name in names}
     return Run(

@@ -32,7 +32,9 @@ BLOB_BYTES_MAX = 200_000
 REASON_TO_CATCH_ALL = re.compile(r"# noqa: [A-Z0-9, ]*BLE001[A-Z0-9, ]* - \w")
 # What users import besides the faces of packages. Inside, mypy refuses a name that a module only
 # imported, so a list of exports would only repeat its definitions.
-PUBLIC_MODULE = re.compile(r"kclrun/(errors|processor|windows|compat/kclpy/amazon_kclpy/.+)\.py")
+PUBLIC_MODULE = re.compile(
+    r"kclrun/(errors|output|processor|windows|compat/kclpy/amazon_kclpy/.+)\.py"
+)
 # Queues and locks of multiprocessing are measured to hang for good after a SIGKILL.
 DANGEROUS_MODULES = {"pickle", "marshal", "shelve", "dill", "multiprocessing"}
 DANGEROUS_WORDS = r"yaml\.load\(|shell=True|\beval\(|\bexec\(|\b(TODO|FIXME|XXX)\b"

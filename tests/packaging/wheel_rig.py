@@ -2,11 +2,13 @@
 
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
 import venv
 from pathlib import Path
 
+from tests.patience import HUNG_S
 from tests.support.programs import run_to_end
 
 ROOT = Path(__file__).parents[2]

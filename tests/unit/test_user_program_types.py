@@ -10,10 +10,12 @@ from tests.architecture.sources import ROOT
 from tests.support.programs import run_to_end
 
 PROGRAM = """
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_type
 
 import kclrun
+from kclrun.testing import Claim, Faults, Run, run_processor
 from kclrun.windows import Tumbling, Window, Windows
 
 
@@ -68,6 +70,28 @@ class Singles(kclrun.RecordProcessor[Order]):
         assert_type(context.state[record].get("sum", 0, type=int), int)
 
 
+class Rows(kclrun.Output):
+    options_as = Options
+    rows_max = 100
+
+    def open(self, context: kclrun.OutputContext[Options]) -> None:
+        assert_type(context.options, Options)
+        self.limit = context.options.limit
+
+    def begin(self) -> str | None:
+        return None
+
+    def commit(self, rows: Sequence[Mapping[str, Any]], after: str | None, upto: str) -> None:
+        print(rows[0]["total"], after, upto)
+
+
+def test_orders() -> None:
+    settings = {"fetch": {"batch_max": 2}}
+    run = run_processor(Singles, ["a"], settings=settings, faults=Faults(crash_after=1))
+    assert_type(run, Run)
+    run_processor(Singles, ["a"], claim=Claim(after=run), batch_max=3)
+
+
 class Old(kclrun.RecordProcessor):
     def initialize(self, context: kclrun.Context) -> None:
         self.limit: int = context.options["limit"]
@@ -80,6 +104,7 @@ class Old(kclrun.RecordProcessor):
 # Each line that has the comment is an error, and no other line is.
 TYPOS = """
 import kclrun
+from kclrun.testing import run_processor
 from dataclasses import dataclass
 
 
@@ -105,6 +130,18 @@ class Orders(kclrun.RecordProcessor[Order]):
             print(record.value.totl)  # wrong
             self.totals[record] = record.partition_key  # wrong
             print(self.totals.get(record) + 1)  # wrong
+
+
+class Rows(kclrun.Output):
+    def open(self, context: kclrun.OutputContext[Options]) -> None:
+        print(context.options.limmit)  # wrong
+
+    def send(self, rows: int) -> None:  # wrong
+        print(rows)
+
+
+def test_orders() -> None:
+    run_processor(Orders, ["a"], batchmax=2)  # wrong
 
 
 Numbers = kclrun.Record[int]

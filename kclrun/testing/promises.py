@@ -51,8 +51,8 @@ def assert_output_contract(
     options: Mapping[str, Any] | None = None,
     refused: Row | None = None,
 ) -> None:
-    """Check every promise of `kclrun.Output` over the real destination of an output: what is
-    written is there, once or at least once as its kind says; in order; after a crash and after an
+    """Check every promise of `kclrun.Output` over the real destination of an output: rows that
+    it took are there, once or at least once as its kind says; in order; after a crash and after an
     error at each line of its code; after a repetition, a late request and the write of a former
     owner.
 
@@ -266,20 +266,9 @@ def _refuses(bench: _Bench, refused: Row) -> None:
     method = "commit" if stores_cursor(bench.kind) else "send"
     try:
         given = [output.encode(row)[0] for row in (bench.rows[0], refused)]
-    except Exception:  # noqa: BLE001 - `check_row` refused it, which is as good
+    except Exception:  # noqa: BLE001 - user code refused it, which is as good
         return
-    error: BaseException | None = None
-    try:
-        output.add(given, _CURSORS[0])
-        output.commit()
-    except (RowsRefused, SettingsError) as raised:
-        error = raised.__cause__
-    except SinkError as raised:
-        bench.broken(
-            f"{method} raises another error than RowsRefused for a row that is refused: the runtime"
-            f" would repeat it for ever\n{raised}"
-        )
-    if not isinstance(error, RowsRefused):
+    if not isinstance(_refusal(bench, output, given, method), RowsRefused):
         bench.broken(
             f"{method} swallows a refusal: it returned, and the destination had refused a row"
         )
@@ -287,6 +276,23 @@ def _refuses(bench: _Bench, refused: Row) -> None:
         bench.require_rows([], "a commit that is refused leaves rows behind")
     if bench.kind.try_rows is not Output.try_rows:
         _tries(bench, refused)
+
+
+def _refusal(
+    bench: _Bench, output: UserOutput, given: Sequence[bytes], method: str
+) -> BaseException | None:
+    """What user code raises for these rows, if it is nothing that the runtime repeats."""
+    try:
+        output.add(given, _CURSORS[0])
+        output.commit()
+    except (RowsRefused, SettingsError) as raised:
+        return raised.__cause__
+    except SinkError as raised:
+        bench.broken(
+            f"{method} raises another error than RowsRefused for a row that is refused: the runtime"
+            f" would repeat it for ever\n{raised}"
+        )
+    return None
 
 
 def _tries(bench: _Bench, refused: Row) -> None:
@@ -416,28 +422,29 @@ def _keeps_owners_apart(bench: _Bench) -> None:
     former.begin()
     later = bench.instance(2)
     after = later.begin()
-    upto = str(_CURSORS[0])
-    is_refused = False
-    try:
-        former.commit(copy.deepcopy(bench.rows[:2]), after, upto)
-    except Superseded:
-        is_refused = True
+    is_refused = _is_superseded(former, bench.rows[:2], after, _CURSORS[0])
     if is_refused:
         bench.require_rows([], "a commit that is superseded leaves rows behind")
     elif not bench.there():
         bench.broken("commit returns where it should raise Superseded: its rows are not there")
-    try:
-        later.commit(copy.deepcopy(bench.rows[:4]), after, str(_CURSORS[1]))
-    except Superseded:
-        if is_refused:
-            bench.broken("commit raises Superseded for both of two owners: neither can go on")
-        bench.require_rows(bench.rows[:2], "a commit that is superseded leaves rows behind")
+    if not _is_superseded(later, bench.rows[:4], after, _CURSORS[1]):
+        bench.require_rows(
+            bench.rows[:4],
+            "the write of an older owner is accepted after a newer one has begun, and both have"
+            " rows of the same records",
+        )
         return
-    bench.require_rows(
-        bench.rows[:4],
-        "the write of an older owner is accepted after a newer one has begun, and both have rows of"
-        " the same records",
-    )
+    if is_refused:
+        bench.broken("commit raises Superseded for both of two owners: neither can go on")
+    bench.require_rows(bench.rows[:2], "a commit that is superseded leaves rows behind")
+
+
+def _is_superseded(owner: Output, rows: Sequence[Row], after: str | None, upto: Cursor) -> bool:
+    try:
+        owner.commit(copy.deepcopy(rows), after, str(upto))
+    except Superseded:
+        return True
+    return False
 
 
 def _keeps_keys_apart(bench: _Bench) -> None:
@@ -496,14 +503,8 @@ def _repeats_commit_after_an_error(bench: _Bench) -> None:
         output = bench.begun()
         bench.write(output, 0, 2, _CURSORS[0])
         output.add(bench.encoded(output, 2, 4), _CURSORS[1])
-        is_away = False
         with stop:
-            try:
-                output.commit()
-            except Superseded:
-                raise
-            except SinkError:
-                is_away = True
+            is_away = _fails(output)
         if is_away:
             with bench.allowed(f"commit cannot be repeated after an error at {stop.line}"):
                 output.commit()
@@ -516,6 +517,17 @@ def _repeats_commit_after_an_error(bench: _Bench) -> None:
     for place in _spread(lived(0).steps):
         bench.empty()
         lived(place)
+
+
+def _fails(output: UserOutput) -> bool:
+    """Whether a commit has to be repeated. Raises: Superseded."""
+    try:
+        output.commit()
+    except Superseded:
+        raise
+    except SinkError:
+        return True
+    return False
 
 
 def _spread(count: int) -> list[int]:
