@@ -48,7 +48,8 @@ def test_user_code_that_stands_still_is_ended_and_each_stall_is_one_story(
         assert story["level"] == "error"
         assert story["waited_s"] >= STALL_S
         assert "SIGABRT" in story["action"]
-        assert story["status"] == "killed by SIGABRT"
+        # The handler of Python looks at the frames of threads that run: rarely it ends so.
+        assert story["status"] in {"killed by SIGABRT", "killed by SIGSEGV"}
     # The stacks that the stories speak of; of three processes at once, so in pieces.
     text = app.log_path.read_text(errors="replace")
     for function in ("sleep_for_ever", "lock_itself_out", "hold_the_gil"):

@@ -1,4 +1,5 @@
-"""`kclrun.Producer` in a storm: throttles, lost replies, an outage, reshards, four threads.
+"""`kclrun.Producer` in a storm: throttles, lost replies, an outage, reshards, four threads, and a
+server whose front is killed.
 
 What is delivered is in the stream as the Java KCL reads it, where its `Delivery` says, and each key
 is in order; what failed has its reason.
@@ -6,7 +7,11 @@ is in order; what failed has its reason.
 
 import collections
 import random
+import socket
+import subprocess
+import sys
 import threading
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -47,6 +52,36 @@ class Faults:
         if fate > 0.95:
             raise OutcomeUnknown("PutRecords: no reply", operation="PutRecords")
         return results
+
+
+class Front:
+    """A process between the producer and the service, which `kill` ends by SIGKILL, in the middle
+    of whatever requests and replies. The next one has the same address."""
+
+    def __init__(self, url):
+        self._port = urlsplit(url).port
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._start()
+
+    def _start(self):
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "tests.processes.entries.forwarding"),
+                *(str(self._listener.fileno()), str(self._port)),
+            ],
+            pass_fds=[self._listener.fileno()],
+        )
+
+    def kill(self):
+        self._process.kill()
+        self._process.wait()
+        self._start()
+
+    def close(self):
+        self._process.kill()
+        self._process.wait()
+        self._listener.close()
 
 
 def reshard(api, admin, stream, chance):
@@ -101,8 +136,9 @@ def test_what_is_delivered_is_there_once_read_and_in_order(kinesis, aggregates, 
     api = client_of("kinesis", kinesis.url)
     client = WireClient(kinesis, lambda: WireCredentials("key", "secret"), service="kinesis")
     admin = WireStreamAdmin(client, stream)
+    front = Front(kinesis.url)
     producer = kclrun.Producer(
-        stream, endpoint_url=kinesis.url, aggregates=aggregates, buffer_records_max=2_000
+        stream, endpoint_url=front.url, aggregates=aggregates, buffer_records_max=2_000
     )
     engine = producer._sender._engine
     faults = engine._putter = Faults(engine._putter, random.Random(seed + 100))
@@ -122,6 +158,7 @@ def test_what_is_delivered_is_there_once_read_and_in_order(kinesis, aggregates, 
         done = producer.metrics().user_records
         reshard(api, admin, stream, chance)
         reshards += 1
+        front.kill()
         faults.is_away = reshards == 2
         until(
             lambda before=done: (
@@ -133,6 +170,7 @@ def test_what_is_delivered_is_there_once_read_and_in_order(kinesis, aggregates, 
         faults.is_away = False
     producer.flush(HUNG_S)
     producer.close()
+    front.close()
 
     assert len(deliveries) == THREADS * RECORDS
     assert reshards >= 3
