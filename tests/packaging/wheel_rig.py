@@ -8,9 +8,11 @@ import sysconfig
 import venv
 from pathlib import Path
 
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, TEST_S
 
 ROOT = Path(__file__).parents[2]
+# An installation of Spark downloads 500 MB on a machine that has none of it yet.
+INSTALLED_MAX_S = 2 * TEST_S
 # What an environment for development has and an installation of the dependencies has not.
 _OURS = (
     "kclrun",
@@ -40,6 +42,8 @@ def build_wheel(folder):
 def tracked():
     """The paths of the files of this checkout. None: it is not one of git, as an unpacked source
     distribution."""
+    if shutil.which("git") is None:
+        return None
     ran = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     names = [name for name in ran.stdout.decode().split("\0") if name and (ROOT / name).exists()]
     return names or None
@@ -107,6 +111,47 @@ def pip(*arguments):
         [str(each) for each in command], capture_output=True, text=True, timeout=HUNG_S, check=False
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def run(*command, cwd=None, **environment):
+    """What a command prints, as a user without our variables runs it."""
+    ran = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=plain_environment() | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=INSTALLED_MAX_S,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def new_environment(venv, python):
+    """An empty environment, of this Python."""
+    without_pip = ["--without-pip"] if os.environ.get("KCLRUN_UV") else []
+    run(python, "-m", "venv", *without_pip, venv, cwd=venv.parent)
+
+
+def install(venv, *what):
+    """From the cache of the uv that KCLRUN_UV names, or by the environment's own pip. What is not
+    in the requirements of the package itself is not there."""
+    _installer(venv, "install", *what)
+
+
+def check_requirements(venv):
+    """Of all packages of the environment: each is there, in a version that fits."""
+    _installer(venv, "check")
+
+
+def _installer(venv, verb, *what):
+    if uv := os.environ.get("KCLRUN_UV"):
+        command = [uv, "pip", verb, "--quiet", "--python", venv / "bin" / "python", *what]
+    else:
+        command = [venv / "bin" / "python", "-m", "pip", "--quiet", verb, *what]
+    run(*command, cwd=venv.parent)
 
 
 def plain_environment():
