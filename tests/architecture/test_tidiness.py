@@ -23,7 +23,7 @@ from tests.architecture.sources import (
     our_modules,
     sample_processors,
 )
-from tests.support.programs import needs_spark
+from tests.support.programs import needs, needs_spark
 from tests.support.tables import over_rows
 
 FUNCTION_LINES_MAX = 60
@@ -317,6 +317,7 @@ def test_scripts_can_be_run():
 
 
 def test_no_large_file_is_tracked():
+    needs("git")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     tracked = [ROOT / each for each in listed.stdout.decode().split("\0") if each]
     if not tracked:

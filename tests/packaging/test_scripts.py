@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import HUNG_S
-from tests.support.programs import run_to_end
+from tests.support.programs import needs, run_to_end
 
 ROOT = Path(__file__).parents[2]
 STORMS = ("outcomes", "refusals", "sessions")
@@ -331,6 +331,9 @@ def test_help_is_the_usage_on_standard_output(watched_bin, bare_machine, name):
         ("docs", ["serv"]),
         ("interpreter", []),
         ("interpreter", ["newest"]),
+        ("release", ["now"]),
+        ("release", ["--into"]),
+        ("release", ["--rehearse", "--into", ""]),
         ("shape", ["kclrun"]),
         ("test", ["--quik"]),
         ("uv", ["pip"]),
@@ -362,3 +365,26 @@ def test_the_launcher_leaves_an_unknown_option_to_kclrun(watched_bin):
 
     assert ran.returncode == 64
     assert "--no-such-option" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("has_git", "python", "said"),
+    [
+        (False, "exit 0", "git is needed"),
+        (True, TOO_OLD, "python3 is not a Python 3.11 or newer with venv"),
+        (True, None, "python3 is not a Python 3.11 or newer with venv"),
+    ],
+)
+def test_a_release_says_what_the_machine_lacks_for_it(
+    watched_bin, bare_machine, has_git, python, said
+):
+    if has_git:
+        needs("git")
+        (bare_machine / "git").symlink_to(shutil.which("git"))
+    if python is not None:
+        put_python(bare_machine, python)
+
+    ran = call(watched_bin / "release", path=bare_machine)
+
+    assert ran.returncode == 69
+    assert said in ran.stderr

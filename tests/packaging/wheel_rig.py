@@ -8,10 +8,12 @@ import sysconfig
 import venv
 from pathlib import Path
 
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, TEST_S
 from tests.support.programs import run_to_end
 
 ROOT = Path(__file__).parents[2]
+# An installation of Spark downloads 500 MB on a machine that has none of it yet.
+INSTALLED_MAX_S = 2 * TEST_S
 # What an environment for development has and an installation of the dependencies has not.
 _OURS = (
     "kclrun",
@@ -46,6 +48,8 @@ def build_wheel(folder):
 def tracked():
     """The paths of the files of this checkout. None: it is not one of git, as an unpacked source
     distribution."""
+    if shutil.which("git") is None:
+        return None
     ran = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     names = [name for name in ran.stdout.decode().split("\0") if name and (ROOT / name).exists()]
     return names or None
@@ -111,6 +115,44 @@ def pip(*arguments):
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
     ran = run_to_end(command)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def run(*command, cwd=None, **environment):
+    """What a command prints, as a user without our variables runs it."""
+    ran = run_to_end(
+        command,
+        timeout_s=INSTALLED_MAX_S,
+        cwd=cwd,
+        env=plain_environment() | environment,
+        stdin=subprocess.DEVNULL,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def new_environment(venv, python):
+    """An empty environment, of this Python."""
+    without_pip = ["--without-pip"] if os.environ.get("KCLRUN_UV") else []
+    run(python, "-m", "venv", *without_pip, venv, cwd=venv.parent)
+
+
+def install(venv, *what):
+    """From the cache of the uv that KCLRUN_UV names, or by the environment's own pip. What is not
+    in the requirements of the package itself is not there."""
+    _installer(venv, "install", *what)
+
+
+def check_requirements(venv):
+    """Of all packages of the environment: each is there, in a version that fits."""
+    _installer(venv, "check")
+
+
+def _installer(venv, verb, *what):
+    if uv := os.environ.get("KCLRUN_UV"):
+        command = [uv, "pip", verb, "--quiet", "--python", venv / "bin" / "python", *what]
+    else:
+        command = [venv / "bin" / "python", "-m", "pip", "--quiet", verb, *what]
+    run(*command, cwd=venv.parent)
 
 
 def plain_environment():
