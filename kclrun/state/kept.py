@@ -74,7 +74,8 @@ class KeptEntries(Protocol):
 
 
 class MemoryEntries:
-    """Implements `KeptEntries` in memory: no copy is left when the process ends."""
+    """Implements `KeptEntries` in memory. No copy is left when the process ends, so nothing has
+    to be noted, kept or closed."""
 
     def __init__(self) -> None:
         self._entries: Entries = {}
@@ -99,8 +100,7 @@ class MemoryEntries:
     def live(self) -> KeyValues:
         return MemoryValues(self._entries.copy())
 
-    def note(self, rows: Sequence[Undoable]) -> None:
-        """As `KeptEntries`."""
+    def note(self, rows: Sequence[Undoable]) -> None: ...
 
     def apply(self, changes: Sequence[Change]) -> None:
         apply_changes(self._entries, changes)
@@ -110,8 +110,6 @@ class MemoryEntries:
             for name, value in values.items():
                 yield key, name, value
 
-    def keep(self, chain: Chain) -> None:
-        """As `KeptEntries`."""
+    def keep(self, chain: Chain) -> None: ...
 
-    def close(self) -> None:
-        """As `KeptEntries`."""
+    def close(self) -> None: ...
