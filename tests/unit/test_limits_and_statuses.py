@@ -123,7 +123,6 @@ OF_OUR_OWN = {
     ("spark/planning/shard_cursor.py", "_COUNTED_SAMPLE_BYTES"): "a sample",
     ("spark/planning/read_budget.py", "CALLS_PER_SECOND_MAX"): "calls of one process",
     ("spark/processors/hosting.py", "BATCH_ROWS_MAX"): "rows of an Arrow batch",
-    ("testing/runs.py", "_BATCH_MAX"): "records of a batch, the setting's default",
     ("codec/record_sizes.py", "REQUEST_BYTES_MAX"): "half of what PutRecords takes, for emulators",
     ("local/requests.py", "Token"): "a token of a listing",
     ("outputs/commits.py", "OFFER_BYTES_MAX"): "rows that an offer leaves",

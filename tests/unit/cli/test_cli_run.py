@@ -50,7 +50,7 @@ def ran(monkeypatch, tmp_path):
         def stop(self) -> None:
             seen.stopped += 1
 
-    def open_world(settings: object) -> str:
+    def open_world(settings: object, _paths: object) -> str:
         if seen.world is not None:
             raise seen.world
         return "the world"
