@@ -13,6 +13,7 @@ from kclrun.testing import make_record, run_processor
 from tests.contract.user_code_hosts import SHARD, Job
 from tests.unit.lease.lease_driver import Driver, child
 
+pytestmark = pytest.mark.filterwarnings("ignore:run_processor:DeprecationWarning")
 RECORDS = [make_record("one", ordinal=1), make_record("two", ordinal=2)]
 
 

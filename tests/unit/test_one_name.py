@@ -68,6 +68,7 @@ def test_a_keyword_of_spark_of_before_names_a_setting_that_is_there(path):
     assert has_setting(".".join(path))
 
 
+@pytest.mark.filterwarnings("ignore:run_processor:DeprecationWarning")
 @pytest.mark.parametrize(("every", "expected"), [("auto", 10.0), ("batch", "batch")])
 def test_a_context_has_the_value_of_the_setting_and_warns_at_the_name_of_before(every, expected):
     found = []
