@@ -60,6 +60,9 @@ def test_a_public_name_has_a_docstring_without_ids_of_the_design(path):
 PLAIN = {
     "kclrun.Delivered.sequence_number",
     "kclrun.Delivered.shard_id",
+    "kclrun.OutputContext.application",
+    "kclrun.OutputContext.shard_id",
+    "kclrun.OutputContext.stream",
     "kclrun.ShardMetrics.batch_records",
     "kclrun.ShardMetrics.pause_max_s",
     "kclrun.ShardMetrics.refusals",

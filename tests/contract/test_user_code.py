@@ -6,6 +6,7 @@ import errno
 
 import pytest
 
+from kclrun import methods
 from kclrun.errors import FailedRecords, HaltShard, OutputLocked, RetryLater
 from kclrun.model.record import Record
 from tests.contract.user_code_hosts import HOSTS
@@ -232,3 +233,31 @@ def test_ten_failures_without_a_success_are_an_outage(give):
 
     assert outcome.given_up == []
     assert outcome.halted is not None
+
+
+def test_a_value_that_process_records_returns_is_dropped_with_one_warning(give, monkeypatch):
+    monkeypatch.setattr(methods, "_dropped", set())
+
+    def code(batch, checkpoint, emit):
+        emit({"n": 1})
+        return {"batchItemFailures": []}
+
+    with pytest.warns(UserWarning, match="process_records returned a dict"):
+        outcome = give(code)
+    give(code)  # a second warning would be an error
+
+    assert (emitted(outcome), outcome.given_up, outcome.halted) == ([1], [], None)
+
+
+async def coroutine():
+    """Its work never begins."""
+
+
+@pytest.mark.parametrize(
+    "make", [coroutine, lambda: (_ for _ in ())], ids=["coroutine", "generator"]
+)
+def test_work_that_has_not_begun_is_refused(give, make):
+    outcome = give(lambda batch, checkpoint, emit: make())
+
+    assert "nothing of it has run" in str(outcome.halted)
+    assert outcome.given_up == []

@@ -58,7 +58,7 @@ def processor_of(code, outcome):
                 checkpointer.checkpoint(record)
                 outcome.story.append(("checkpoint", None))
 
-            code(batch, checkpoint, self.emit)
+            return code(batch, checkpoint, self.emit)
 
     return Coded
 

@@ -5,7 +5,7 @@ import inspect
 import re
 
 from kclrun import ExtendedSequenceNumber
-from tests.public_names import MADE_BY_THE_RUNTIME, MODULES, public_names
+from tests.public_names import MADE_BY_THE_RUNTIME, MODULES, OF_THE_RUNTIME, public_names
 
 _LINE_MAX = 80
 # Values whose representation is longer than their name.
@@ -43,6 +43,8 @@ def _entry(module, public, entry):
     yield _prose(inspect.getdoc(entry) or "")
     if inspect.isclass(entry) and not issubclass(entry, BaseException):
         for name, method in vars(entry).items():
+            if f"{module}.{public}.{name}" in OF_THE_RUNTIME:
+                continue
             if not name.startswith(("_", "onQuery")) and _is_documented(method):
                 yield f"```text\n{name}{_signature(method)}\n```"
                 yield _prose(inspect.getdoc(method))

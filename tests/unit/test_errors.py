@@ -45,6 +45,12 @@ def test_an_error_is_the_same_after_a_copy_and_after_a_pickle(kind):
     assert facts(pickle.loads(pickle.dumps(error))) == facts(error)
 
 
+def test_each_error_of_the_module_is_exported_and_nothing_else():
+    assert sorted(errors.__all__) == sorted(
+        kind.__name__ for kind in dict.fromkeys(kinds()) if kind.__module__ == errors.__name__
+    )
+
+
 def raise_one(kind):
     raise made(kind)
 

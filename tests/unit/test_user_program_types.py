@@ -152,6 +152,42 @@ class Singles(kclrun.RecordProcessor[Order]):
         print(record.value + 1)
 """
 
+# What `context` and `kclrun.spark` give back has a type that the program can write down.
+SPARK = """
+from typing import assert_type
+
+import kclrun
+import kclrun.spark
+from pyspark.sql import DataFrame, SparkSession
+
+
+def named(context: kclrun.Context, record: kclrun.Record) -> int:
+    state: kclrun.State = context.state
+    values: kclrun.KeyState = state[record]
+    totals: kclrun.Table[int] = context.table("totals", of=int)
+    seen: kclrun.Counter = context.counter("seen")
+    pending: kclrun.PendingCheckpoint | None = context.pending_checkpoint
+    print(values, pending, context.checkpoint_every)
+    print(context.emitt)  # wrong
+    return totals.get(record, 0) + seen[record]
+
+
+def publish(lag: kclrun.spark.SourceLag) -> None:
+    assert_type(lag.lag_ms_max, int | None)
+    print(lag.lag)  # wrong
+
+
+def rows(spark: SparkSession) -> DataFrame:
+    spark.streams.addListener(kclrun.spark.LagListener(publish))
+    source = {"streamName": "orders"}
+    emitted = kclrun.spark.process(spark, "o:O", source, settings={"decode": "json"})
+    assert_type(emitted, DataFrame)
+    kclrun.spark.process(spark, "o:O", source, retries=3)
+    kclrun.spark.process(spark, "o:O", source, retires=3)  # wrong
+    kclrun.spark.process(spark, "o:O", source, then="drop")  # wrong
+    return emitted
+"""
+
 
 def checked_by_mypy(program):
     return [
@@ -162,7 +198,8 @@ def checked_by_mypy(program):
 def checked_by_pyright(program):
     if importlib.util.find_spec("basedpyright") is None:
         pytest.skip("a user's program under pyright: basedpyright is not installed")
-    return [sys.executable, "-m", "basedpyright", "--pythonversion", "3.11", str(program)]
+    of = ["--pythonversion", "3.11", "--pythonpath", sys.executable]
+    return [sys.executable, "-m", "basedpyright", *of, str(program)]
 
 
 def errors_in(output):
@@ -180,8 +217,10 @@ def lines_that_are_wrong(text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", [checked_by_mypy, checked_by_pyright])
-@pytest.mark.parametrize("text", [PROGRAM, TYPOS], ids=["right", "typos"])
+@pytest.mark.parametrize("text", [PROGRAM, TYPOS, SPARK], ids=["right", "typos", "Spark"])
 def test_a_users_program_is_checked_strictly(tmp_path, checker, text):
+    if text == SPARK:
+        pytest.importorskip("pyspark")
     program = tmp_path / "program.py"
     program.write_text(text)
     (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')

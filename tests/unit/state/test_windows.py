@@ -427,3 +427,36 @@ def test_each_instant_of_a_millisecond_is_in_its_windows_and_in_no_other(kind, s
         assert all(start <= at_ms / 1000 < end for start, end in windows)
         begun = at_ms // every_ms - (at_ms - size_ms) // every_ms
         assert len(windows) == begun
+
+
+class Batches(RecordProcessor):
+    def initialize(self, context):
+        self.context = context
+        self.windows = Windows(context, "w", Tumbling(5.0), int, lambda one, two: one + two)
+
+    def process_records(self, batch, checkpointer):
+        for record in batch:
+            self.add(record, self.context)
+
+    def on_timer(self, timer, checkpointer):
+        for window in self.windows.closed(timer):
+            self.context.emit({"key": window.key, "n": window.value})
+
+    def add(self, record, context):
+        assert self.windows.add(record, 1, context)
+        assert self.windows.open(record, context)
+
+
+class Singles(Batches):
+    process_records = RecordProcessor.process_records
+
+    def process_record(self, record, context):
+        self.add(record, context)
+
+
+@pytest.mark.parametrize("kind", [Batches, Singles])
+def test_add_and_open_take_the_context_at_hand_in_every_method(kind):
+    records = [make_record(key=key, ordinal=at, arrived_at_s=START) for at, key in enumerate("aab")]
+    run = run_processor(kind, records, wall_until=START)
+
+    assert {key: values["w"][0][2] for key, values in run.state.items()} == {"a": 2, "b": 1}
