@@ -117,12 +117,9 @@ def run_processor(
     >>> str(run.position)
     'SHARD_END'
     """
+    kept = MemoryState(Timing(lateness_s, every_s, wall_until, idle_s), state, after)
     life = Life(
-        Ledger(
-            position,
-            MemoryState(Timing(lateness_s, every_s, wall_until, idle_s), state, after),
-            known_outputs(outputs, schema),
-        ),
+        Ledger(position, kept, known_outputs(outputs, schema)),
         _decoding(processor, decode),
         concurrency=None if concurrency is None else Concurrency(concurrency, order, timeout_s),
         checkpoint=CheckpointPolicy(mode=checkpoint, uncheckpointed_max=uncheckpointed_max),
