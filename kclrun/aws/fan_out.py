@@ -352,10 +352,13 @@ class FanOut:
             self._came(page, asked)
         elif subscription.is_over:
             self.end()
-        elif self._plan.is_silent(self._now() - asked):
-            self._fail(
-                errors.Unavailable(f"the subscription was silent for {SILENCE_MAX_S:g} s"), asked
-            )
+        else:
+            self._plan.waited(self._now() - asked)
+            if self._plan.is_silent:
+                self._fail(
+                    errors.Unavailable(f"the subscription was silent for {SILENCE_MAX_S:g} s"),
+                    asked,
+                )
         return page
 
     def _came(self, page: FetchedPage, asked: Instant) -> None:

@@ -281,8 +281,9 @@ class GracefulRelease:
         self._own = own
         self._asked_since = Instant(0.0)
 
-    def is_asked_for(self, state: State, now: Instant) -> bool:
-        """Whether to give the lease up because of an ask on the row as last confirmed.
+    def look_for_ask(self, state: State, now: Instant) -> bool:
+        """Take in the ask on the row as last confirmed. Returns: whether to give the lease up
+        because of it.
 
         An ask that the claim sees is answered at once, before any user code is called. At the end
         of a shard, and while the lease is halting, an ask is left to grow old.

@@ -136,7 +136,7 @@ class LeaseStateMachine:
         else:
             require_late(event, self.state)
         if self.state not in FINAL:
-            if self._is_asked_for(now):
+            if self._look_for_ask(now):
                 result += self._withdraw()
             elif self.state is State.PROCESSING and self._is_paused:
                 result += self._withdraw(keeps_lease=True)
@@ -344,7 +344,7 @@ class LeaseStateMachine:
         self._saved_instant = now
         self._metering.begin(now)
         claimed = reports.LeaseClaimed(row.counter, row.checkpoint)
-        if self._is_withdrawn or self._is_asked_for(now):
+        if self._is_withdrawn or self._look_for_ask(now):
             self._move(Transition.WITHDRAWN)
             return (claimed,)
         self._move(Transition.CLAIMED)
@@ -429,12 +429,13 @@ class LeaseStateMachine:
                 f"lease {self.policy.key}: {step.value} in state {self.state.value}"
             ) from None
 
-    def _is_asked_for(self, now: Instant) -> bool:
-        """Whether a handoff request on the row is to be answered; nearly always there is none."""
+    def _look_for_ask(self, now: Instant) -> bool:
+        """Take in a handoff request on the row; nearly always there is none. Returns: whether it is
+        to be answered."""
         row = self.own.row
         if (row is None or row.handoff is None) and self._graceful.ask is None:
             return False
-        return self._graceful.is_asked_for(self.state, now)
+        return self._graceful.look_for_ask(self.state, now)
 
     @property
     def _is_paused(self) -> bool:

@@ -517,7 +517,7 @@ class Balancer:
         is_complete = len(event.leases) < self._rows_max()
         self._see_offers(offers, now, is_complete=is_complete)
         commands = self._take_offers(now)
-        return commands, self._is_scan_too_old(event.leases, loads, now)
+        return commands, self._note_lying_offers(event.leases, loads, now)
 
     def on_write(
         self,
@@ -619,9 +619,12 @@ class Balancer:
         self._holdings_at_look = self._counts()
         return commands
 
-    def _is_scan_too_old(self, offers: Collection[Lease], loads: OwnerLoads, now: Instant) -> bool:
-        """Whether the last scan is too old: a row is on offer that is not work in it, or that is
-        above our target and still there after our turn. The owners that it was left to may be gone.
+    def _note_lying_offers(
+        self, offers: Collection[Lease], loads: OwnerLoads, now: Instant
+    ) -> bool:
+        """Note the offers that no owner takes. Returns: whether the last scan is too old. A row is
+        on offer that is not work in it, or that is above our target and still there after our turn.
+        The owners that it was left to may be gone.
 
         Once for each such offer. Only frequent scanners do this; the others rely on them [P9].
         """

@@ -347,7 +347,7 @@ class LeaseProcesses:
 
     def __len__(self) -> int:
         """Processes requested or alive, except those that never exit."""
-        leases = sum(not child.is_written_off for child in self._children.values())
+        leases = sum(1 for child in self._children.values() if not child.is_written_off)
         return leases + self._sharing.empty
 
     def close(self) -> None:

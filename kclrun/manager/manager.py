@@ -43,6 +43,46 @@ _SEIZE_OFTEN_FOR_S: Final = 60.0
 _TRIAL_PAUSE_S: Final = 1.0
 
 
+class FormerOwners:
+    """Former managers of this host, by their lock files [P3]. `deliver` gets the owners that are
+    proven gone."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        loop: Loop,
+        log: EventLog,
+        deliver: Callable[[events.FormerOwnersProvenGone], None],
+    ) -> None:
+        self._identity = identity
+        self._loop = loop
+        self._log = log
+        self._deliver = deliver
+        self._began_instant = loop.now()
+        self._is_lock_missed = False
+        self._held_at_scan: frozenset[OwnerId] = frozenset()
+
+    def seize(self) -> None:
+        """Take the locks that are free now, and again after a pause."""
+        gained = self._identity.seize_former()
+        if gained:
+            self._log.note("former_owners_gone", count=len(gained), owners=", ".join(gained))
+            self._deliver(events.FormerOwnersProvenGone(gained))
+        if not self._identity.lock.is_in_place and not self._is_lock_missed:
+            self._is_lock_missed = True
+            self._log.note("lock_file_removed", what=str(self._identity.lock.path))
+        is_early = self._loop.now() < self._began_instant + _SEIZE_OFTEN_FOR_S
+        self._loop.after(_SEIZE_EVERY_S if is_early else _SEIZE_SELDOM_EVERY_S, self.seize)
+
+    def scan_begins(self) -> None:
+        """A scan of the table begins."""
+        self._held_at_scan = self._identity.folder.held
+
+    def scanned(self, named: set[OwnerId | None]) -> None:
+        """A complete scan found rows of these owners only: remove the lock files of the others."""
+        self._identity.folder.forget(self._held_at_scan - named)
+
+
 class Manager:
     """One run of one manager, in one thread. `service_calls` and `processes` are set before `run`.
 
@@ -66,7 +106,6 @@ class Manager:
         stop_signals: Collection[signal.Signals] = STOP_SIGNALS,
     ) -> None:
         self.core = core
-        self._identity = identity
         self._loop = loop
         self._log = log
         self._report = report
@@ -89,10 +128,9 @@ class Manager:
         self.stays: Callable[[], bool] = lambda: False
         self._is_staying = False
         self._orphans = OrphanReaper(lambda: self.processes.pids, loop)
-        self._has_scanned = self._is_lock_missed = False
+        self._has_scanned = False
         self._at_its_end = ExitReason.DRAINED
-        self._held_at_scan: frozenset[OwnerId] = frozenset()
-        self._began_instant = loop.now()
+        self._former_owners = FormerOwners(identity, loop, log, self.deliver)
         self.stop_begins: Callable[[], None] = lambda: None
 
     def run(self, started_at: WallTime, introduce: Callable[[], None]) -> ExitReason:
@@ -107,12 +145,13 @@ class Manager:
         self._loop.watch(self._signals.fileno(), self._signalled)
         try:
             introduce()
-            self._seize()
+            self._former_owners.seize()
             self.processes.open()
             self._try_host()
             self.deliver(events.Started(started_at))
             while not self._is_over():
                 self._turn()
+            self._note_incomplete()
             self._stay()
         finally:
             self._loop.unwatch(self._signals.fileno())
@@ -148,7 +187,7 @@ class Manager:
                 self.stop_begins()
             case events.LeasesScanned(leases):
                 self._has_scanned = True
-                self._forget_former({lease.owner for lease in leases})
+                self._former_owners.scanned({lease.owner for lease in leases})
             case _:
                 pass
         return self.core.handle(event, self._loop.now())
@@ -169,7 +208,7 @@ class Manager:
             case commands.Finish():
                 self._is_finished = True
             case commands.ScanTable():
-                self._held_at_scan = self._identity.folder.held
+                self._former_owners.scan_begins()
                 self.service_calls.perform(command)
             case (
                 commands.ListShards()
@@ -227,23 +266,6 @@ class Manager:
         else:
             self._log.note("start_failed", reason=f"as a trial: {refusal.reason}")
             self._loop.after(_TRIAL_PAUSE_S, self._try_host)
-
-    # Former owners [P3].
-
-    def _seize(self) -> None:
-        gained = self._identity.seize_former()
-        if gained:
-            self._log.note("former_owners_gone", count=len(gained), owners=", ".join(gained))
-            self.deliver(events.FormerOwnersProvenGone(gained))
-        if not self._identity.lock.is_in_place and not self._is_lock_missed:
-            self._is_lock_missed = True
-            self._log.note("lock_file_removed", what=str(self._identity.lock.path))
-        is_early = self._loop.now() < self._began_instant + _SEIZE_OFTEN_FOR_S
-        self._loop.after(_SEIZE_EVERY_S if is_early else _SEIZE_SELDOM_EVERY_S, self._seize)
-
-    def _forget_former(self, named: set[OwnerId | None]) -> None:
-        """A complete scan found no row of these owners: remove their lock files."""
-        self._identity.folder.forget(self._held_at_scan - named)
 
     # Stopping.
 
@@ -349,19 +371,25 @@ class Manager:
         """When the grace of a drain that begins now ends."""
         return self._stop.force_instant_from(self._loop.now())
 
+    @property
+    def _is_complete(self) -> bool:
+        """Whether no lease can be proven to be ours any more, and all processes have exited."""
+        return (self._is_finished or self._is_table_gone) and not len(self.processes)
+
     def _is_over(self) -> bool:
-        """Whether all leases are given away and all processes have exited, or the time is over."""
-        if self._is_finished and not len(self.processes):
-            return True
-        is_quit = self._stop.stage is Stage.QUITTING and not any(self.processes.living())
-        if self._is_table_gone and not len(self.processes):
+        """Whether the run is complete, or its time is over."""
+        if self._is_complete:
             return True
         leave_instant = leave_at(self._stop.force_instant)
-        is_late = leave_instant is not None and self._loop.now() >= leave_instant
-        if (is_quit or is_late) and not self._is_finished:
+        if leave_instant is not None and self._loop.now() >= leave_instant:
+            return True
+        return self._stop.stage is Stage.QUITTING and not any(self.processes.living())
+
+    def _note_incomplete(self) -> None:
+        """The run is over: log it if leases are still ours."""
+        if not self._is_complete and not self._is_finished:
             self._is_cut_short = True
             self._log.note("stop_incomplete", leases=len(self.core.held()))
-        return is_quit or is_late
 
     @property
     def _exit_reason(self) -> ExitReason:

@@ -50,12 +50,14 @@ class ReportWriter:
     def started(self, key: LeaseKey) -> None:
         past = self._past_of(key)
         past.incarnations += 1
-        self._restarts_total += past.incarnations > 1
+        if past.incarnations > 1:
+            self._restarts_total += 1
         self._living.add(key)
 
     def ended(self, key: LeaseKey) -> None:
         past = self._past_of(key)
-        self._ended_total += not past.report.is_ended
+        if not past.report.is_ended:
+            self._ended_total += 1
         past.report = msgspec.structs.replace(past.report, is_ended=True)
 
     def departed(self, key: LeaseKey, status: LeaseStatus | None) -> None:

@@ -328,7 +328,8 @@ class Sampler:
                 continue
             if row.owner is None or row.owner == OFFERED:
                 free += 1
-            elsewhere += row.owner not in (None, OFFERED, self._names.owner)
+            elif row.owner != self._names.owner:
+                elsewhere += 1
         return elsewhere, free
 
     def _look_at_need(self, leases: Sequence[LeaseSample], others: int, now: Instant) -> None:

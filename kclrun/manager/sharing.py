@@ -323,7 +323,7 @@ class SharedProcesses:
     @property
     def empty(self) -> int:
         """Processes without leases that have not exited yet."""
-        return sum(not process.members for process in self._processes.values())
+        return sum(1 for process in self._processes.values() if not process.members)
 
     def close(self) -> None:
         """Release all resources. A process that still runs drains when its channels end."""

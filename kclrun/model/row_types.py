@@ -233,7 +233,8 @@ class _Parser:
     def _takes(self, token: str) -> bool:
         group, found = self._tokens[self._at]
         is_there = group in {"word", "mark"} and found.lower() == token
-        self._at += is_there
+        if is_there:
+            self._at += 1
         return is_there
 
     def _expect(self, token: str) -> None:

@@ -99,13 +99,14 @@ class SubscriptionPlan:
         the queue had no room does not count."""
         return self._waited_s >= CATCH_UP_S
 
-    def is_silent(self, waited_s: float) -> bool:
-        """No event came while the thread waited so long. Whether the subscription has ended
-        unnoticed.
-
-        Only time spent waiting counts, not the time in which the queue had no room.
-        """
+    def waited(self, waited_s: float) -> None:
+        """No event came while the thread waited so long. Only time spent waiting counts, not the
+        time in which the queue had no room."""
         self._silent_s += waited_s
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the subscription has ended unnoticed, by the time without an event."""
         return self._silent_s >= SILENCE_MAX_S
 
     def is_renewal_due(self, now: Instant) -> bool:

@@ -259,6 +259,92 @@ class Turn:
             self._line[0].notify_all()
 
 
+class FetchedPages:
+    """The pages ahead of user code, the first of them in parts. Bounded in bytes and records [I12].
+    Its user holds a lock.
+
+    `pages` are those of which something is left; `records_max` records are enough to fill them.
+    """
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self.pages: deque[Page] = deque()
+        self.records_max = max(RECORDS_AHEAD_MAX, limits.batch_max)
+        self.records_ahead = 0
+        self._buffer_bytes = limits.buffer_bytes
+        self._bytes_ahead = 0
+        self._offset = 0  # in the first page
+        self._cuts: deque[ExtendedSequenceNumber] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        """One page may exceed the limits, whatever its size."""
+        return bool(self.pages) and (
+            self._bytes_ahead >= self._buffer_bytes or self.records_ahead >= self.records_max
+        )
+
+    @property
+    def upcoming(self) -> ExtendedSequenceNumber | None:
+        """The position of the next record; None if none waits."""
+        has_record = self.pages and self._offset < len(self.pages[0].records)
+        return self.pages[0].records[self._offset].position if has_record else None
+
+    def add(self, page: Page) -> None:
+        """Pages without records fill nothing: the last one of them is enough."""
+        if not page.records and self.pages and not self.pages[-1].records:
+            self.pages.pop()
+        self.pages.append(page)
+        self._bytes_ahead += page.bytes_held
+        self.records_ahead += len(page.records)
+
+    def cut_at(self, positions: Iterable[ExtendedSequenceNumber]) -> None:
+        """A batch ends at each of these positions, which ascend."""
+        self._cuts.extend(positions)
+
+    def waiting(self) -> int:
+        """How many records of the first page the next batch may have."""
+        page, start = self.pages[0], self._offset
+        while self._cuts and start < len(page.records):
+            if page.records[start].position <= self._cuts[0]:
+                ends = bisect.bisect_right(
+                    page.records, self._cuts[0], lo=start, key=lambda record: record.position
+                )
+                return ends - start
+            self._cuts.popleft()
+        return len(page.records) - start
+
+    def take(self, size: int) -> Batch:
+        """The next `size` records of the first page; the whole page without a copy. 0 for a page,
+        or the end of one, without records."""
+        page = self.pages[0]
+        start, end = self._offset, self._offset + size
+        # A page may end behind its last record: a batch that ends at a cut does not include that
+        # end.
+        is_cut = bool(size) and bool(self._cuts) and self._cuts[0] < page.last
+        is_rest = end == len(page.records) and not is_cut
+        if not size:
+            batch = Batch((), page.last, 0, page.millis_behind_latest)
+        elif start == 0 and is_rest:
+            batch = Batch(page.records, page.last, page.payload_bytes, page.millis_behind_latest)
+        else:
+            records = page.records[start:end]
+            last = page.last if is_rest else records[-1].position
+            payload_bytes = sum(len(record.data) for record in records)
+            batch = Batch(records, last, payload_bytes, page.millis_behind_latest)
+        self._offset = end
+        if is_rest:
+            self.pages.popleft()
+            self._offset = 0
+            self._bytes_ahead -= page.bytes_held
+            self.records_ahead -= len(page.records)
+        return batch
+
+    def oldest(self) -> Record | None:
+        """The oldest record; None if none waits."""
+        # Only the first page is delivered in parts; after a cut only its end may be left.
+        starts = ((page, self._offset if page is self.pages[0] else 0) for page in self.pages)
+        return next((page.records[at] for page, at in starts if at < len(page.records)), None)
+
+
 class DeliveryQueue:
     """The pages and the decisions about them, under one lock with one condition. `now` is the clock
     of the fence.
@@ -271,18 +357,15 @@ class DeliveryQueue:
     def __init__(
         self, limits: QueueLimits, now: Callable[[], Instant], turn: Turn | None = None
     ) -> None:
-        self._buffer_bytes = limits.buffer_bytes
+        self._fetched = FetchedPages(limits)
+        # With so many records the queue is full: a larger page is put in parts.
+        self.records_ahead_max = self._fetched.records_max
         self._delivery = Delivery(limits.batch_max)
-        self._records_max = max(RECORDS_AHEAD_MAX, limits.batch_max)
         self._now = now
         self.destinations = DestinationWaits(now)
         self._turn = turn
+        self.is_shared = turn is not None  # other leases run in the same process
         self._changed = threading.Condition(turn.lock if turn is not None else None)
-        self._pages: deque[Page] = deque()
-        self._offset = 0
-        self._cuts: deque[ExtendedSequenceNumber] = deque()
-        self._bytes_ahead = 0
-        self._records_ahead = 0
         self._exhausted: Exhausted | None = None
         # An event, so that a pause of the fetch thread ends with it, and with no other change.
         self._closed = threading.Event()
@@ -310,22 +393,13 @@ class DeliveryQueue:
         """Call `due` before each batch, and while no batch waits."""
         self._timers_due = due
 
-    @property
-    def records_ahead_max(self) -> int:
-        """With so many records the queue is full: a larger page is put in parts."""
-        return self._records_max
-
     def put(self, page: Page) -> bool:
         """Put a page on the queue; wait while it is full. False once it is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self.is_closed or not self._is_full())
+            self._changed.wait_for(lambda: self.is_closed or not self._fetched.is_full)
             if self.is_closed:
                 return False
-            if not page.records and self._pages and not self._pages[-1].records:
-                self._pages.pop()  # pages without records fill no queue: the last one is enough
-            self._pages.append(page)
-            self._bytes_ahead += page.bytes_held
-            self._records_ahead += len(page.records)
+            self._fetched.add(page)
             self._notify()
             return True
 
@@ -351,17 +425,23 @@ class DeliveryQueue:
             self._delivery.stop()
             self._notify()
 
-    def hold(self, is_held: bool) -> None:  # noqa: FBT001 - the state itself
-        """An output is full: no batch starts until it has room."""
+    def hold(self) -> None:
+        """An output is full: no batch starts until `release`."""
         with self._changed:
-            self._delivery.hold(is_held)
+            self._delivery.hold()
+            self._notify()
+
+    def release(self) -> None:
+        """The output has room again."""
+        with self._changed:
+            self._delivery.release()
             self._notify()
 
     def cut_at(self, positions: Iterable[ExtendedSequenceNumber]) -> None:
         """A batch ends at each of these positions, which ascend. An output has its rows up to there
         already, and drops the rows of whole batches [K12]."""
         with self._changed:
-            self._cuts.extend(positions)
+            self._fetched.cut_at(positions)
 
     def halt(self) -> None:
         with self._changed:
@@ -382,7 +462,7 @@ class DeliveryQueue:
     def view(self) -> QueueView:
         with self._changed:
             return QueueView(
-                is_empty=not self._pages,
+                is_empty=not self._fetched.pages,
                 busy_since=self._busy_since,
                 records_total=self._records_total,
                 bytes_total=self._bytes_total,
@@ -401,7 +481,8 @@ class DeliveryQueue:
                 self._under_way.popleft()
             self._records_total += len(batch.records)
             self._bytes_total += batch.payload_bytes
-            self._batches_total += bool(batch.records)
+            if batch.records:
+                self._batches_total += 1
 
     def next_task(self) -> Task:
         """Wait for the next task. The caller confirms that no user code runs."""
@@ -423,11 +504,11 @@ class DeliveryQueue:
         in a shared process, where another lease may wait for its turn."""
         with self._changed:
             now = self._now()
-            if self.is_closed or self._turn is not None or not self._pages:
+            if self.is_closed or self._turn is not None or not self._fetched.pages:
                 return None
             if self._until_timers_s(now) == 0.0:
                 return None
-            start = self._delivery.next_batch(self._waiting(), now)
+            start = self._delivery.next_batch(self._fetched.waiting(), now)
             return None if start is None else self._take_batch(start.records)
 
     def is_ending(self) -> bool:
@@ -441,11 +522,6 @@ class DeliveryQueue:
             if self.is_closed or self._now() >= fence:
                 return False
             return self._turn is None or self._turn.ask(self._changed)
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other leases run in the same process."""
-        return self._turn is not None
 
     def busy(self, since: Instant) -> None:
         """The oldest call of a single record has run since this instant; 0 if no call runs: then
@@ -516,18 +592,13 @@ class DeliveryQueue:
         """In how many seconds timers fire; None while they may not, or none is pending."""
         if self._timers_due is None or not self._delivery.may_fire(now):
             return None
-        return self._timers_due(now, self._upcoming)
-
-    @property
-    def _upcoming(self) -> ExtendedSequenceNumber | None:
-        has_record = self._pages and self._offset < len(self._pages[0].records)
-        return self._pages[0].records[self._offset].position if has_record else None
+        return self._timers_due(now, self._fetched.upcoming)
 
     def _next_start(self, now: Instant) -> Task | None:
         if self._until_timers_s(now) == 0.0:
             self._busy_since = now
-            return FireTimers(self._upcoming)
-        waiting = self._waiting() if self._pages else None
+            return FireTimers(self._fetched.upcoming)
+        waiting = self._fetched.waiting() if self._fetched.pages else None
         match self._delivery.next_start(waiting, now):
             case StartBatch(records):
                 self._busy_since = now
@@ -541,64 +612,19 @@ class DeliveryQueue:
                 self._busy_since = now
                 return call
 
-    def _waiting(self) -> int:
-        """How many records of the first page the next batch may have."""
-        page, start = self._pages[0], self._offset
-        while self._cuts and start < len(page.records):
-            if page.records[start].position <= self._cuts[0]:
-                ends = bisect.bisect_right(
-                    page.records, self._cuts[0], lo=start, key=lambda record: record.position
-                )
-                return ends - start
-            self._cuts.popleft()
-        return len(page.records) - start
-
     def _take_batch(self, size: int) -> Batch:
-        page = self._pages[0]
-        if not size:
-            self._drop_page()
-            return Batch((), page.last, 0, page.millis_behind_latest)
-        batch = self._slice(page, size)
-        self._under_way.append(batch)
-        self._first_delivered = self._first_delivered or batch.records[0].position
+        pages = len(self._fetched.pages)
+        batch = self._fetched.take(size)
+        if len(self._fetched.pages) < pages:
+            self._changed.notify_all()  # there is room for another page
+        if size:
+            self._under_way.append(batch)
+            self._first_delivered = self._first_delivered or batch.records[0].position
         return batch
 
-    def _slice(self, page: Page, size: int) -> Batch:
-        """The next `size` records of the first page; the whole page without a copy."""
-        start, end = self._offset, self._offset + size
-        # A page may end behind its last record: a batch that ends at a cut does not include that
-        # end.
-        is_cut = bool(self._cuts) and self._cuts[0] < page.last
-        if start == 0 and end == len(page.records) and not is_cut:
-            self._drop_page()
-            return Batch(page.records, page.last, page.payload_bytes, page.millis_behind_latest)
-        records = page.records[start:end]
-        self._offset = end
-        is_rest = end == len(page.records) and not is_cut
-        last = page.last if is_rest else records[-1].position
-        if is_rest:
-            self._drop_page()
-        payload_bytes = sum(len(record.data) for record in records)
-        return Batch(records, last, payload_bytes, page.millis_behind_latest)
-
     def _unprocessed_since(self) -> WallTime | None:
-        if self._under_way:
-            oldest = self._under_way[0].records[0]
-        else:
-            # Only the first page is delivered in parts; after a cut only its end may be left.
-            starts = ((page, self._offset if page is self._pages[0] else 0) for page in self._pages)
-            rest = next((page.records[at] for page, at in starts if at < len(page.records)), None)
-            if rest is None:
-                return None
-            oldest = rest
-        return WallTime(oldest.approximate_arrival_timestamp) or None
-
-    def _drop_page(self) -> None:
-        page = self._pages.popleft()
-        self._offset = 0
-        self._bytes_ahead -= page.bytes_held
-        self._records_ahead -= len(page.records)
-        self._changed.notify_all()
+        oldest = self._under_way[0].records[0] if self._under_way else self._fetched.oldest()
+        return None if oldest is None else WallTime(oldest.approximate_arrival_timestamp) or None
 
     def _rest(self, now: Instant) -> None:
         if self._busy_since:
@@ -606,8 +632,3 @@ class DeliveryQueue:
             self._processing_s_total += now - self._busy_since
             self._busy_since = Instant(0.0)
             self._leave_line()
-
-    def _is_full(self) -> bool:
-        return bool(self._pages) and (
-            self._bytes_ahead >= self._buffer_bytes or self._records_ahead >= self._records_max
-        )

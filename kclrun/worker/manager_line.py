@@ -111,9 +111,10 @@ class Reporter:
             match report:
                 case reports.ProcessorRaised(where) if where != reports.DEAD_LETTER:
                     self._retries += 1
+                case reports.RecordGivenUp(is_skipped=True):
+                    self._skipped += 1
                 case reports.RecordGivenUp():
-                    self._skipped += report.is_skipped
-                    self._dead_letters += not report.is_skipped
+                    self._dead_letters += 1
             if not self._is_closed:
                 self._ring.put(messages.encode_report(report))
         self._doorbell.press()

@@ -204,7 +204,7 @@ class OutputOpening:
         outputs = Outputs(
             opened,
             post=self._post,
-            hold=self._queue.hold,
+            hold=lambda is_full: self._queue.hold() if is_full else self._queue.release(),
             now=boottime,
             is_manual=self._spec.checkpoint.mode == "manual",
             state=keyed,

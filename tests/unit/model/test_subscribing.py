@@ -91,7 +91,7 @@ def test_a_subscription_is_renewed_before_the_service_ends_it(chance):
 def test_a_subscription_that_is_behind_and_does_not_catch_up_is_slow(claim, events, is_slow):
     plan = subscribed()
     for behind_ms, waited_s in events:
-        plan.is_silent(waited_s / 2)
+        plan.waited(waited_s / 2)
         plan.event_came(behind_ms, waited_s / 2)
 
     assert plan.is_slow is is_slow, claim

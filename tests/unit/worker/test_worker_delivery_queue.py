@@ -141,11 +141,11 @@ def test_a_batch_ends_where_an_output_has_its_rows_already(queue, cuts, ends):
 def test_while_an_output_is_full_no_batch_starts_nor_does_the_shard_end(queue):
     queue.put(page(1))
     queue.allow_delivery(permit())
-    queue.hold(True)
+    queue.hold()
     queue.finish(())
     queue.call(CallShutdownRequested())
     assert queue.next_task() == CallShutdownRequested()
-    queue.hold(False)
+    queue.release()
     assert numbers(queue.next_task()) == [1]
     assert isinstance(queue.next_task(), Exhausted)
 
@@ -203,7 +203,7 @@ def test_pages_without_records_take_the_room_of_one_and_pass_the_position_of_the
     for number in range(2, 1_000):
         queue.put(page(last=number))
     queue.put(page(1_000))
-    assert len(queue._pages) == 3
+    assert len(queue._fetched.pages) == 3
 
     queue.allow_delivery(permit())
     assert [queue.next_task().last.sequence_number for _ in range(3)] == ["1", "999", "1000"]
@@ -229,10 +229,10 @@ def test_a_page_counts_with_its_payload_and_with_200_bytes_for_each_record():
 @pytest.mark.parametrize(("buffer_bytes", "is_full"), [(411, False), (410, True)])
 def test_a_queue_is_full_at_its_bytes_and_takes_one_page_of_any_size(clock, buffer_bytes, is_full):
     queue = DeliveryQueue(QueueLimits(buffer_bytes=buffer_bytes, batch_max=3), clock)
-    assert not queue._is_full()
+    assert not queue._fetched.is_full
     queue.put(page(1, 2))  # 2 x 205 bytes
 
-    assert queue._is_full() == is_full
+    assert queue._fetched.is_full == is_full
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_empty_records_fill_a_queue_too(clock):
     queue.put(Page(empty, ExtendedSequenceNumber("4"), 0, 7))
     fetcher = Taking(lambda: queue.put(page(90)))
 
-    assert queue._is_full()
+    assert queue._fetched.is_full
     queue.close()
     assert fetcher.result() is False
 

@@ -313,7 +313,7 @@ def test_a_page_of_tiny_user_records_is_laid_down_in_parts_as_there_is_room():
         sizes = []
         while sum(sizes) < 80_000:
             # Less than the queue's 30,000 and one aggregate more are ever on it.
-            assert fetching.queue._records_ahead < 30_000 + 40_000
+            assert fetching.queue._fetched.records_ahead < 30_000 + 40_000
             batch = fetching.task()
             sizes.append(len(batch.records))
 
