@@ -21,6 +21,7 @@ from kclrun.model.time import Instant
 from kclrun.protocol.trimming import ExpiryWatch
 from kclrun.simulation.observer import Observer, Reader
 from kclrun.simulation.shards import FetchFate, ShardStream
+from kclrun.simulation.world import FleetSettings
 
 # A round trip to Kinesis; an event of a subscription takes as long from the record's arrival.
 _FETCH_S: Final = 0.012
@@ -60,13 +61,11 @@ class SimulatedFetching:
         stream: ShardStream,
         observer: Observer,
         times: QueueTimes,
+        settings: FleetSettings,
         *,
-        poll_s: float,
         chance: Callable[[], float],
         fetch_fault: Callable[[], FetchFate | None],
         list_shards: Callable[[Callable[[tuple[Shard, ...] | None], None]], None],
-        failover_s: float,
-        fan_out: bool = False,
     ) -> None:
         self._key: LeaseKey = reader.key
         self._stream = stream
@@ -77,15 +76,15 @@ class SimulatedFetching:
         self._chance = chance
         self._fetch_fault = fetch_fault
         self._list_shards = list_shards
-        self._failover_s = failover_s
+        self._failover_s = settings.failover_s
         self._host: FetchHost
         # The number of the last record that has arrived here.
         self.fetched = 0
         self.is_expired = self._saw_end = False
         self._expiry: ExpiryWatch | None = None
-        self._pacing = Pacing(poll_s, every_s=EVERY_S)
+        self._pacing = Pacing(settings.poll_s, every_s=EVERY_S)
         self._poll_s = self._pacing.idle_s
-        self._subscribing = SubscriptionPlan() if fan_out else None
+        self._subscribing = SubscriptionPlan() if settings.fan_out else None
         self._subscription: object | None = None  # the one that stands
         self._is_failing = False
         self._fetches = 0
@@ -93,7 +92,7 @@ class SimulatedFetching:
     def begin(self, row: Lease, host: FetchHost) -> None:
         """Fetch from the row's checkpoint on."""
         self._host = host
-        self.fetched = self._stream.number_of(self._key, row.checkpoint)
+        self.fetched = self._stream.records.number_of(self._key, row.checkpoint)
         self._expiry = ExpiryWatch(self._key, row.hash_range, row.parents, apart_s=self._failover_s)
         self._fetch_in(_FETCH_S)
 
@@ -105,7 +104,7 @@ class SimulatedFetching:
     def is_over(self) -> bool:
         """Whether its last page, which contains the shard's end, came before it was trimmed."""
         if not self._saw_end and self._stream.finds(self._key):
-            self._saw_end = self.fetched == self._stream.total(self._key)
+            self._saw_end = self.fetched == self._stream.records.total(self._key)
         return self._saw_end
 
     def _fetch(self) -> None:
@@ -137,7 +136,7 @@ class SimulatedFetching:
             else:
                 self._subscribing.polled(self._now())
         now = self._world_now()
-        self.fetched = max(self.fetched, self._stream.arrived(self._key, now))
+        self.fetched = max(self.fetched, self._stream.records.arrived(self._key, now))
         self._host.page_came()
         self._fetch_next(now)
 
@@ -149,7 +148,7 @@ class SimulatedFetching:
         due_in_s = math.inf
         if self._subscribing is not None:
             due_in_s = self._subscribing.next_change_in_s(self._now())
-        arrives = self._stream.arrival_of(self._key, self.fetched + 1)
+        arrives = self._stream.records.arrival_of(self._key, self.fetched + 1)
         if self._subscription:
             pause_s = max(0.0, arrives - now) + _FETCH_S
         else:

@@ -27,9 +27,9 @@ from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import StateDestination
 from kclrun.outputs.sending import Outputs
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.ports import VersionStore
 from kclrun.state.keyed import LiveEntries, MakeChange, State
+from kclrun.state.stores.state_versions import StateVersions
 from kclrun.state.versions import Version, encode_version, version_name
 from kclrun.worker.opening import keyed
 

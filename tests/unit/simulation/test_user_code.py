@@ -18,6 +18,7 @@ from kclrun.simulation.clocks import Scheduler
 from kclrun.simulation.delivery_queue import SimulatedDeliveryQueue
 from kclrun.simulation.fetching import QueueTimes, SimulatedFetching
 from kclrun.simulation.user_code import BatchUserCode, UserCode
+from kclrun.simulation.world import FleetSettings
 from kclrun.testing import run_processor
 from tests.unit.simulation.watched_world import Watched
 
@@ -90,12 +91,10 @@ class AtQueue:
                 self.world.stream,
                 self.world.observer,
                 times,
-                poll_s=1.0,
+                FleetSettings(fan_out=fan_out),
                 chance=lambda: 0.5,
                 fetch_fault=fetch_fault,
                 list_shards=lambda reply: reply(None),
-                failover_s=10.0,
-                fan_out=fan_out,
             ),
             post=self.said.append,
             user_code=drawn(seed, **kind),
@@ -146,7 +145,7 @@ def test_records_that_fail_for_ever_are_given_up_and_all_others_processed():
 
     done = [each.last for each in at.of(events.BatchProcessed)]
     assert done == sorted(done)
-    assert at.world.stream.number_of(at.reader.key, done[-1]) == 600
+    assert at.world.stream.records.number_of(at.reader.key, done[-1]) == 600
     assert at.of(ProcessorFailed) == []
     assert "record_given_up" in at.world.seen
 
@@ -212,7 +211,7 @@ def test_what_a_checkpoint_of_a_call_that_raised_covers_is_not_given_again():
     at.open()
     at.run(0.5)
     [asked] = at.of(events.CheckpointRequested)
-    covered = at.world.stream.number_of(at.reader.key, asked.position)
+    covered = at.world.stream.records.number_of(at.reader.key, asked.position)
 
     at.world.checkpoint(at.reader, covered)
     at.queue.note_durable(asked.position)
