@@ -20,6 +20,7 @@ from kclrun.config.rules import unused_settings
 from kclrun.config.schema import Settings
 from kclrun.config.state import state_place
 from kclrun.config.units import parse_start
+from kclrun.files.durable import write_report
 from kclrun.ipc.messages import RenewCredentials
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy, StreamStart
@@ -54,7 +55,6 @@ from kclrun.model.stream import ONLY_STREAM, StreamKey, stream_key
 from kclrun.model.time import WallTime
 from kclrun.observe.logs import EventLog, LineSink, log_of
 from kclrun.observe.sample import LEASES_COMMAND
-from kclrun.outputs.durable_files import write_report
 from kclrun.ports import ShardFilter
 
 # For a live table, which is drawn anew with each sample.

@@ -35,6 +35,7 @@ from kclrun.codec.values import Decode
 from kclrun.config.observing import TRACE_CONTEXT
 from kclrun.destinations import open_letters, open_registry
 from kclrun.errors import HostFailed, SinkError
+from kclrun.files.durable import keep_from_children
 from kclrun.ipc import exit_codes, messages
 from kclrun.ipc.board import Segment, StartSpec, boottime
 from kclrun.ipc.channel import Channel, Doorbell, NoMessage, PeerGone
@@ -58,7 +59,6 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireEndpoint
 from kclrun.observe.loggers import LoggerLevels
 from kclrun.observe.logs import OWN_LOGGER, EventLog, LineSink, configure_lease_logging
-from kclrun.outputs.durable_files import keep_from_children
 from kclrun.ports import LeaseTable, LetterStore, ShardReader, ShardSubscriber, StreamAdmin
 from kclrun.processor import Context, RecordProcessor, Row
 from kclrun.protocol.reports import DEAD_LETTER, ProcessBroke, StartUnclaimed

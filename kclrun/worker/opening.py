@@ -26,7 +26,6 @@ from kclrun.outputs.lanes import Pace, PacedOutput
 from kclrun.outputs.outbox import BoxedOutput, Decided
 from kclrun.outputs.row_trials import RowTrials
 from kclrun.outputs.sending import Outputs
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.ports import Output
 from kclrun.protocol.reports import (
     OUTPUT,
@@ -37,6 +36,7 @@ from kclrun.protocol.reports import (
     Report,
 )
 from kclrun.state.keyed import LiveEntries, MakeChange
+from kclrun.state.stores.state_versions import StateVersions
 from kclrun.worker.delivery_queue import DeliveryQueue
 
 if TYPE_CHECKING:

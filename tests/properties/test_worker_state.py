@@ -29,13 +29,13 @@ from kclrun.model.state import OF_PARENTS
 from kclrun.model.time import Instant
 from kclrun.outputs.commits import Keyed
 from kclrun.outputs.lanes import Pace
-from kclrun.outputs.local_state import LocalEntries
 from kclrun.outputs.sending import Outputs
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.state import chain
 from kclrun.state.chain import Entries, read_chain
 from kclrun.state.kept import KeptEntries, MemoryEntries
 from kclrun.state.keyed import Counter, KeyValues, LiveEntries, State
+from kclrun.state.stores.local_state import LocalEntries
+from kclrun.state.stores.state_versions import StateVersions
 from tests.examples import examples
 from tests.support.memory_output import Crash, Destination, MemoryOutput
 from tests.support.memory_versions import MemoryVersions, Versions

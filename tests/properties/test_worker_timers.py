@@ -28,10 +28,10 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.outputs.commits import Keyed
 from kclrun.outputs.lanes import Pace
 from kclrun.outputs.sending import Outputs
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.processor import Checkpointer, Context, RecordProcessor
 from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import Counter, LiveEntries, State
+from kclrun.state.stores.state_versions import StateVersions
 from kclrun.state.timers import WATERMARK, Timer
 from kclrun.testing.record_runs import SeededRunner
 from kclrun.worker.delivering import Deliverer

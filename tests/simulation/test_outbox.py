@@ -19,18 +19,11 @@ from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.outputs.commits import Keyed
 from kclrun.outputs.lanes import Pace
-from kclrun.outputs.outbox import (
-    Box,
-    BoxedOutput,
-    Decided,
-    decode_box,
-    encode_box,
-    pack_row,
-    unpack_row,
-)
+from kclrun.outputs.outbox import BoxedOutput, Decided
 from kclrun.outputs.sending import Outputs
-from kclrun.outputs.state_versions import StateVersions
+from kclrun.state.boxes import Box, decode_box, encode_box, pack_row, unpack_row
 from kclrun.state.keyed import LiveEntries, State
+from kclrun.state.stores.state_versions import StateVersions
 from tests.simulation.outbox_model import Rules, explore
 from tests.support.memory_output import Crash, Destination, MemoryOutput
 from tests.support.memory_versions import MemoryVersions, Versions

@@ -18,8 +18,8 @@ from kclrun.model.time import Instant
 from kclrun.outputs.commits import Keyed
 from kclrun.outputs.lanes import Pace
 from kclrun.outputs.sending import Outputs
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, State
+from kclrun.state.stores.state_versions import StateVersions
 from tests.support.memory_output import Destination, MemoryOutput
 from tests.support.memory_versions import MemoryVersions, Versions
 

@@ -16,11 +16,11 @@ from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import Instant, WallTime
 from kclrun.outputs.commits import Keyed
 from kclrun.outputs.sending import Outputs
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.outputs.waiting_rows import WaitingRows
 from kclrun.processor import Context, RecordProcessor
 from kclrun.state.chain import read_chain
 from kclrun.state.keyed import LiveEntries
+from kclrun.state.stores.state_versions import StateVersions
 from tests.simulation.tiny_worlds.record_effects import Rule, explore
 from tests.support.memory_versions import MemoryVersions, Versions
 

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from kclrun.files.durable import write_report
 from kclrun.manager import manager
 from kclrun.manager.launcher import lease_environment
 from kclrun.manager.manager import ReportWriter
 from kclrun.manager.ring_reader import exit_code_of, exit_words
 from kclrun.manager.watch import fleet_failover_s
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
-from kclrun.outputs.durable_files import write_report
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from tests.support.tables import over_rows
 from tests.unit.leases.manager_life import OTHER, THIRD, ManagerLife, row
