@@ -95,10 +95,14 @@ class Delivery:
         requested the release of the lease. Other calls are not affected."""
         self._is_halted = True
 
-    def hold(self, is_held: bool) -> None:  # noqa: FBT001 - the state itself
-        """An output is so full that no batch may start, or has room again. A batch that runs goes
-        on, and is repeated if it raises."""
-        self._is_held = is_held
+    def hold(self) -> None:
+        """An output is so full that no batch may start. A batch that runs goes on, and is repeated
+        if it raises."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """The output has room again."""
+        self._is_held = False
 
     def call(self, call: Call) -> None:
         """The core requests a call of user code, which is idle or about to be."""

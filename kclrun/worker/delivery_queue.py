@@ -351,10 +351,16 @@ class DeliveryQueue:
             self._delivery.stop()
             self._notify()
 
-    def hold(self, is_held: bool) -> None:  # noqa: FBT001 - the state itself
-        """An output is full: no batch starts until it has room."""
+    def hold(self) -> None:
+        """An output is full: no batch starts until `release`."""
         with self._changed:
-            self._delivery.hold(is_held)
+            self._delivery.hold()
+            self._notify()
+
+    def release(self) -> None:
+        """The output has room again."""
+        with self._changed:
+            self._delivery.release()
             self._notify()
 
     def cut_at(self, positions: Iterable[ExtendedSequenceNumber]) -> None:

@@ -39,6 +39,7 @@ from kclrun.state.stores.state_versions import StateVersions
 from tests.examples import examples
 from tests.support.memory_output import Crash, Destination, MemoryOutput
 from tests.support.memory_versions import MemoryVersions, Versions
+from tests.support.outputs_host import FakeHost
 
 KEYS = [f"key-{number}" for number in range(6)]
 MIDDLE = HASH_KEY_MAX // 2
@@ -260,8 +261,7 @@ class Life(WithRow):
         self.state = State(self.live)
         self.outputs = Outputs(
             [(SQL, self._sql(world.destinations[shard]), Pace(0, 0, 200))],
-            post=self._post,
-            hold=lambda _: None,
+            FakeHost(self._post),
             now=world.now,
             state=Keyed(self.versions, self.live.undo, 0.0),
         )

@@ -48,6 +48,7 @@ from tests.properties import test_worker_state
 from tests.properties.test_worker_state import OF_ROWS, PARENTS, RANGES, at, keys_of
 from tests.support.memory_output import MemoryOutput
 from tests.support.memory_versions import MemoryVersions
+from tests.support.outputs_host import FakeHost
 
 RECORDS = {shard: len(keys_of(shard)) for shard in RANGES}
 # Each shard begins where the one before was about to end.
@@ -207,8 +208,7 @@ class Life(test_worker_state.WithRow):
         sql = MemoryOutput(world.destinations[shard], world.lives, self.fates[1])
         self.outputs = Outputs(
             [("sql", sql, Pace(0, 0, 300))],
-            post=self._post,
-            hold=lambda _: None,
+            FakeHost(self._post),
             now=world.now,
             state=Keyed(self.versions, self.live.undo, 0.0),
         )

@@ -27,6 +27,7 @@ from kclrun.state.stores.state_versions import StateVersions
 from tests.simulation.outbox_model import Rules, explore
 from tests.support.memory_output import Crash, Destination, MemoryOutput
 from tests.support.memory_versions import MemoryVersions, Versions
+from tests.support.outputs_host import FakeHost
 
 NAMES = ("first", "second", "third")
 
@@ -116,8 +117,7 @@ class Owner:
         keyed = Keyed(versions, self.live.undo, 0.0, is_boxed=True)
         self.outputs = Outputs(
             lanes,
-            post=self.posted.append,
-            hold=lambda _: None,
+            FakeHost(self.posted.append),
             now=lambda: Instant(1.0),
             state=keyed,
         )

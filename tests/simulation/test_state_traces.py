@@ -22,6 +22,7 @@ from kclrun.state.keyed import LiveEntries, State
 from kclrun.state.stores.state_versions import StateVersions
 from tests.support.memory_output import Destination, MemoryOutput
 from tests.support.memory_versions import MemoryVersions, Versions
+from tests.support.outputs_host import FakeHost
 
 SHARD = "shard"
 EVERYTHING = HashRange(0, HASH_KEY_MAX)
@@ -75,8 +76,7 @@ class Owner:
             lanes = [("rows", MemoryOutput(rows, token, self.row_fates), Pace(0, 0, 1000))]
         self.outputs = Outputs(
             lanes,
-            post=self.posted.append,
-            hold=lambda _: None,
+            FakeHost(self.posted.append),
             now=world.now,
             state=Keyed(self.versions, self.live.undo, 0.0),
         )

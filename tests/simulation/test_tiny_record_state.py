@@ -23,6 +23,7 @@ from kclrun.state.keyed import LiveEntries
 from kclrun.state.stores.state_versions import StateVersions
 from tests.simulation.tiny_worlds.record_effects import Rule, explore
 from tests.support.memory_versions import MemoryVersions, Versions
+from tests.support.outputs_host import FakeHost
 
 SHARD = "shard"
 EVERYTHING = HashRange(0, HASH_KEY_MAX)
@@ -174,8 +175,7 @@ class Life:
         self.live = LiveEntries(entries, self._refused, EVERYTHING, 10**6)
         self.outputs = Outputs(
             [],
-            post=self._committed,
-            hold=lambda _: None,
+            FakeHost(self._committed),
             now=lambda: Instant(0.0),
             state=Keyed(versions, self.live.undo, 1e9),
         )

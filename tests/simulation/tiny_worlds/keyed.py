@@ -120,8 +120,7 @@ class StatefulOwner(Owner):
         self.output = TableOutput(self.world.table, row.counter)
         self.outputs = Outputs(
             [("sql", self.output, PACE)],
-            post=self.post,
-            hold=self.hold,
+            self,
             now=self.now,
             state=Keyed(versions, self.live.undo, 0.0),
         )

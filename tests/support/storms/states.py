@@ -45,6 +45,7 @@ from kclrun.simulation.world import FleetSettings
 from kclrun.state.chain import Entries, read_chain
 from kclrun.state.keyed import LiveEntries, Undoable
 from kclrun.state.stores.state_versions import StateVersions
+from tests.support.outputs_host import FakeHost
 from tests.support.storms.outputs import ProcessWithOutputs
 from tests.support.storms.playing import Played, play
 from tests.support.storms.profile import Profile, Strike, StrikeKind
@@ -423,8 +424,7 @@ class ProcessWithState(ProcessWithOutputs):
         self.context = self._make_context(self._live)
         self.outputs = Outputs(
             [],
-            post=self._post_of_outputs,
-            hold=lambda _: None,
+            FakeHost(self._post_of_outputs),
             now=self.machine.instant,
             state=Keyed(self._versions, self._live.undo, RETAIN_S),
         )

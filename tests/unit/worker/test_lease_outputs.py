@@ -74,7 +74,8 @@ class Stage:
         )
         self.waits = DestinationWaits(boottime)
         queue: Any = SimpleNamespace(
-            hold=self._hold,
+            hold=lambda: self._hold(True),
+            release=lambda: self._hold(False),
             cut_at=self.cuts.extend,
             may_try_again=self._may_try_again,
             destinations=self.waits,

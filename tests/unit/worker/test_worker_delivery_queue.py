@@ -141,11 +141,11 @@ def test_a_batch_ends_where_an_output_has_its_rows_already(queue, cuts, ends):
 def test_while_an_output_is_full_no_batch_starts_nor_does_the_shard_end(queue):
     queue.put(page(1))
     queue.allow_delivery(permit())
-    queue.hold(True)
+    queue.hold()
     queue.finish(())
     queue.call(CallShutdownRequested())
     assert queue.next_task() == CallShutdownRequested()
-    queue.hold(False)
+    queue.release()
     assert numbers(queue.next_task()) == [1]
     assert isinstance(queue.next_task(), Exhausted)
 
