@@ -294,7 +294,9 @@ def inspect_table(client: Client, name: str) -> TableReport | None:
         for index in table.get("GlobalSecondaryIndexes", ())
         if statuses.INDEX.trouble(index.get("IndexStatus", _ACTIVE)) is None
     }
-    return TableReport(name, table["TableStatus"], False, OWNER_INDEX in indexes)  # noqa: FBT003
+    return TableReport(
+        name, table["TableStatus"], created=False, has_owner_index=OWNER_INDEX in indexes
+    )
 
 
 def list_tables(client: Client, prefix: str) -> list[str]:
