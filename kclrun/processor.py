@@ -82,7 +82,7 @@ class Context(Generic[O_co]):
     `batch` the runtime, with `manual` the processor.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the context of user code is made in one place
         self,
         *,
         application: str,

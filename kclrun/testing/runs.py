@@ -33,7 +33,7 @@ _BATCH_MAX: Final = 10_000
 _UNCHECKPOINTED_MAX: Final = 100_000
 
 
-def run_processor(
+def run_processor(  # noqa: PLR0913 - public: the settings of a run, by name
     processor: type[RecordProcessor] | RecordProcessor,
     records: Iterable[RecordLike],
     *,

@@ -139,7 +139,7 @@ def query_place(settings: Settings, source: SourceSettings) -> QueryPlace | None
     return QueryPlace(place, settings.application, stream_name(source.address.name))
 
 
-def process(
+def process(  # noqa: PLR0913 - public: the settings of the query, by name
     spark: SparkSession,
     processor: str,
     source: Mapping[str, str],
