@@ -160,7 +160,7 @@ def open_claims(
     """The same store where several writers may want one name, as on Spark; sends nothing. Raises:
     SettingsError for a table, whose items are written by one owner."""
     if place.path is not None:
-        from kclrun.outputs.state_files import StateFiles
+        from kclrun.state.stores.state_files import StateFiles
 
         return StateFiles(Path(place.path), folder)
     if place.dynamodb is not None:
@@ -189,7 +189,7 @@ def open_kept(
     Raises: SinkError."""
     if place.local is None:
         return MemoryEntries()
-    from kclrun.outputs.local_state import LocalEntries, sweep
+    from kclrun.state.stores.local_state import LocalEntries, sweep
 
     local = Path(place.local) / folder
     sweep(local, place.retain_s)

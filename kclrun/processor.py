@@ -106,7 +106,7 @@ class Context(Generic[O_co]):
     `Context[Options]` is one whose `options` are of that type: see `RecordProcessor`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the context of user code is made in one place
         self,
         *,
         lease: ClaimedLease,

@@ -65,7 +65,7 @@ class Producer:
     (kinesis:ListShards).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - public: the settings of a producer, by name
         self,
         stream: str,
         *,

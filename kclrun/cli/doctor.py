@@ -37,6 +37,7 @@ from kclrun.cli.waiting import waiting_for
 from kclrun.config.kcl import kcl_application
 from kclrun.config.units import parse_start
 from kclrun.errors import AccessDenied, InvalidRequest, NotFound, SettingsError
+from kclrun.files.durable import sync, sync_folder, write_at
 from kclrun.leases.shard_sync import Listing
 from kclrun.model.lease import KCL3_MODE_KEY, Lease, Owner
 from kclrun.model.stream import (
@@ -58,7 +59,6 @@ from kclrun.operating.doctor.findings import (
     watch_s,
 )
 from kclrun.operating.doctor.repairs import change_in_words, to_repair
-from kclrun.outputs.durable_files import sync, sync_folder, write_at
 from kclrun.ports import LeaseTable
 from kclrun.protocol import writes
 

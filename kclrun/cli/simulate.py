@@ -112,7 +112,7 @@ _LONGEST_S: Final = 86_400.0
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object, with how it went over time."
 )
-def simulate(
+def simulate(  # noqa: PLR0913 - the options of the verb
     *,
     as_json: bool,
     lose_group: str | None,

@@ -22,6 +22,7 @@ from kclrun.config.rules import unused_settings
 from kclrun.config.schema import Settings
 from kclrun.config.state import state_place
 from kclrun.config.units import parse_start
+from kclrun.files.durable import write_report
 from kclrun.ipc.messages import RenewCredentials
 from kclrun.leases.events import Event
 from kclrun.leases.manager import LeaseManager
@@ -60,7 +61,6 @@ from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials
 from kclrun.observe.logs import EventLog, LineSink, log_of
 from kclrun.observe.sample import LEASES_COMMAND
-from kclrun.outputs.durable_files import write_report
 from kclrun.ports import ShardFilter
 
 # For a live table, which is drawn anew with each sample.
@@ -77,7 +77,7 @@ _DESCRIPTORS_PER_LEASE: Final = 2
 _DESCRIPTORS_BASE: Final = 64
 
 
-def run_fleet(
+def run_fleet(  # noqa: PLR0913 - what a run may be given besides its settings
     settings: Settings,
     world: FleetServices,
     *,

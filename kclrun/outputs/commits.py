@@ -19,9 +19,9 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.outputs.lanes import Lane
 from kclrun.outputs.outbox import BoxedOutput, Decided
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.outputs.waiting_rows import WaitingRows
 from kclrun.state.keyed import Undoable
+from kclrun.state.stores.state_versions import StateVersions
 
 # With so many bytes of changes of the state waiting, a commit is made before it is due.
 STATE_BUFFER_BYTES: Final = 64 * 2**20

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from kclrun.errors import SettingsError, SinkError
+from kclrun.files.durable import check_folder, publish_file, remove_unfinished, sync_folder
 from kclrun.model.letter import (
     LETTER_BYTES_MAX,
     TAKEN_OVER,
@@ -23,7 +24,6 @@ from kclrun.model.letter import (
     letters_of_files,
     refuse_entry,
 )
-from kclrun.outputs.durable_files import check_folder, publish_file, remove_unfinished, sync_folder
 
 
 class LetterFolder:

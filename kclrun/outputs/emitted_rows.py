@@ -14,10 +14,10 @@ from typing import Final, Self
 
 from kclrun.codec.row_lines import encode_row_line
 from kclrun.errors import InvariantViolation, SinkError
+from kclrun.files.durable import SyncFailed, close_locked, failure, sync, write_at
 from kclrun.model.output import EMITTED_OUTSIDE, Cursor
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.outputs.durable_files import SyncFailed, close_locked, sync, write_at
-from kclrun.outputs.marks import Mark, MarksFile, failure, mark_at, open_at
+from kclrun.outputs.marks import Mark, MarksFile, mark_at, open_at
 from kclrun.outputs.row_ledger import RowLedger
 from kclrun.processor import KeptRow, Row
 

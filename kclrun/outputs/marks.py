@@ -6,7 +6,6 @@ know leases.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
@@ -18,9 +17,9 @@ from typing import Final
 import msgspec
 
 from kclrun.errors import LimitExceeded, SinkError
-from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
-from kclrun.outputs.durable_files import (
+from kclrun.files.durable import (
     close_locked,
+    failure,
     make_folder,
     open_locked,
     replace_file,
@@ -28,6 +27,7 @@ from kclrun.outputs.durable_files import (
     sync_folder,
     write_at,
 )
+from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 
 # After a crash, the mark of the last acknowledged checkpoint is needed. Newer marks are of
 # checkpoints that failed, all within one `failover` (10 s): after that the lease is lost. With one
@@ -219,13 +219,6 @@ def _prove_room(path: Path) -> None:
     finally:
         os.close(descriptor)
         probe.unlink()
-
-
-def failure(path: Path, verb: str, error: OSError) -> SinkError:
-    """The OS error as a SinkError: the file, the attempt, and the remedy."""
-    name = errno.errorcode.get(error.errno or 0, type(error).__name__)
-    hint = ": make room on the disk" if error.errno in {errno.ENOSPC, errno.EDQUOT} else ""
-    return SinkError(f"cannot {verb} {path}: {error.strerror or error} ({name}){hint}")
 
 
 def _must_be_set_aside(descriptor: int, marks: MarksFile, position: ExtendedSequenceNumber) -> bool:

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from kclrun.errors import LimitExceeded, SettingsError, SinkError
+from kclrun.files.durable import check_folder, failing, make_folder, sync, sync_folder, write_at
 from kclrun.model.output import (
     ROLL_VERSION,
     Cursor,
@@ -26,8 +27,6 @@ from kclrun.model.output import (
     roll_name,
 )
 from kclrun.model.time import WallTime
-from kclrun.outputs.durable_files import check_folder, make_folder, sync, sync_folder, write_at
-from kclrun.outputs.marks import failure
 from kclrun.outputs.roll_chains import Part, RollFile
 from kclrun.outputs.rolls import RolledOutput
 from kclrun.outputs.row_files import row_format
@@ -248,15 +247,6 @@ def _readable_record(path: Path, begin: Cursor) -> RollRecord | None:
     except (SettingsError, LimitExceeded):
         return None
     return record if is_whole else None
-
-
-@contextlib.contextmanager
-def failing(path: Path, verb: str) -> Iterator[None]:
-    """Raises: SinkError for an OSError, with the path."""
-    try:
-        yield
-    except OSError as error:
-        raise failure(path, verb, error) from error
 
 
 def decode_record(path: Path, content: bytes) -> RollRecord:

@@ -10,6 +10,7 @@ output has its rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from kclrun.calling.delivery import destination_pause_s
 from kclrun.errors import RowsRefused, SettingsError, SinkError, Superseded
@@ -26,22 +27,36 @@ from kclrun.outputs.row_trials import RowTrials
 from kclrun.outputs.waiting_rows import WaitingRows
 
 
+class OutputsHost(Protocol):
+    """The lease process whose rows the outputs send. Called on any thread."""
+
+    def post(self, event: events.Event) -> None:
+        """Pass an event to the core."""
+        ...
+
+    def hold(self) -> None:
+        """An output is full: no batch starts until `release`."""
+        ...
+
+    def release(self) -> None:
+        """The outputs have room again."""
+        ...
+
+
 class Outputs:
     """The outputs of a lease; with keyed state the first of them is the state, whose rows are
     changes. `rows` are those that wait for them.
 
-    `post` passes an event to the core. `hold` stops delivery while an output is full, and allows it
-    again. `is_manual`: rows are sent only with a checkpoint that user code requests. A row may then
-    sum up records of many batches, and after a restart from the checkpoint before, it would be
-    another row.
+    `is_manual`: rows are sent only with a checkpoint that user code requests. A row may then sum up
+    records of many batches, and after a restart from the checkpoint before, it would be another
+    row.
     """
 
     def __init__(
         self,
         outputs: Sequence[PacedOutput],
+        host: OutputsHost,
         *,
-        post: Callable[[events.Event], None],
-        hold: Callable[[bool], None],
         now: Callable[[], Instant],
         is_manual: bool = False,
         state: Keyed | None = None,
@@ -50,7 +65,7 @@ class Outputs:
         waits: DestinationWaits | None = None,
     ) -> None:
         self._waits = waits or DestinationWaits(now)
-        self._trials = trials or RowTrials(None, post, lambda _: None, now)
+        self._trials = trials or RowTrials(None, host.post, lambda _: None, now)
         self._is_manual = is_manual
         if state is not None:
             pace = Pace(0.0, 0, state.buffer_bytes)
@@ -61,8 +76,8 @@ class Outputs:
         self.rows = WaitingRows(self._lanes, self._trials, None if state is None else state.undo)
         self._with_state = None if state is None else WithState(self.rows, now, spans, state)
         self._commits: Commits = self._with_state or OwnPaces(self.rows, now, spans)
-        self._post = post
-        self._hold = hold
+        self._host = host
+        self._post = host.post
         self._now = now
         self._changed = self.rows.changed
         self._asked: CommitOutputs | None = None
@@ -294,4 +309,7 @@ class Outputs:
         # With manual checkpoints user code must run on: its checkpoint makes room.
         if held != self._held and not self._is_manual:
             self._held = held
-            self._hold(held)
+            if held:
+                self._host.hold()
+            else:
+                self._host.release()

@@ -30,9 +30,9 @@ from kclrun.methods import refuse_deferred_result
 from kclrun.model.output import Cursor, RowsOf
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.output import Output, OutputContext
-from kclrun.outputs.outbox import pack_row, unpack_row
 from kclrun.ports import Output as Port
 from kclrun.processor import Row
+from kclrun.state.boxes import pack_row, unpack_row
 
 
 def open_user_output(kind: type[Output], named: str, context: OutputContext) -> UserOutput:

@@ -68,7 +68,7 @@ class KinesisProducer:
     that the records not flushed are in the stream. `pending` has the records.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings of a producer, by name
         self,
         putter: RecordPutter,
         shards: Sequence[Shard],

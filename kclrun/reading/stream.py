@@ -76,7 +76,7 @@ class ShardRecord(Record, frozen=True, gc=False):
     shard_id: OwnStr = ""
 
 
-def read(
+def read(  # noqa: PLR0913 - public: the arguments of a reading, by name
     stream: str,
     *,
     start: Start | Mapping[str, Position] = "TRIM_HORIZON",

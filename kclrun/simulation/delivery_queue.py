@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final, assert_never, overload
 
 import msgspec
@@ -232,18 +231,17 @@ class SimulatedDeliveryQueue(StepHost, FetchHost):
             self._post(events.CallReturned())
 
     def _begin(self, row: Lease) -> None:
-        self._delivered = self._stream.number_of(self._key, row.checkpoint)
+        self._delivered = self._stream.records.number_of(self._key, row.checkpoint)
         self.fetching.begin(row, self)
 
     # Batches.
 
     def _deliver(self, size: int) -> None:
         first, last = self._delivered + 1, self._delivered + size
-        position = self._stream.position(self._key, last)
+        position = self._position(last)
         batch = self._batch = _Batch(first, last, position, (first, last))
         self._delivered = last
-        position_of = partial(self._stream.position, self._key)
-        self._calls.begin(_Records(range(first, last + 1), position_of), position)
+        self._calls.begin(_Records(range(first, last + 1), self._position), position)
         self._give(batch, self._user_code.begin)
         payload_bytes = size * self._stream.traffic.record_bytes
         self.cpu_s += payload_bytes * _CPU_S_PER_BYTE
@@ -259,7 +257,10 @@ class SimulatedDeliveryQueue(StepHost, FetchHost):
             self._returned(batch)
 
     def _number(self, position: ExtendedSequenceNumber) -> int:
-        return self._stream.number_of(self._key, position)
+        return self._stream.records.number_of(self._key, position)
+
+    def _position(self, number: int) -> ExtendedSequenceNumber:
+        return self._stream.records.position(self._key, number)
 
     def _attempt(self, batch: _Batch, attempt: Attempt) -> None:
         batch.may_go_again = False
@@ -320,7 +321,7 @@ class SimulatedDeliveryQueue(StepHost, FetchHost):
         """`poison` is the record that the traceback shows; user code of every second batch shows
         none."""
         is_shown = poison is not None and batch.first % 2 == 0
-        self._shown = self._stream.position(self._key, poison) if poison and is_shown else None
+        self._shown = self._position(poison) if poison and is_shown else None
         self._observer.batch_raised(self._reader, batch.given[0])
         self._calls.raised(error)
         self._step(batch)
@@ -413,7 +414,7 @@ class SimulatedDeliveryQueue(StepHost, FetchHost):
         self._is_busy = True
         self._waits_for = (request, go_on)
         self._observer.vouched_for(self._reader, self._delivered if last is None else last)
-        position = None if last is None else self._stream.position(self._key, last)
+        position = None if last is None else self._position(last)
         self._post(events.CheckpointRequested(request, position))
 
     def _work(self, duration_s: float, worked: Callable[[], None]) -> None:

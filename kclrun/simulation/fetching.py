@@ -92,7 +92,7 @@ class SimulatedFetching:
     def begin(self, row: Lease, host: FetchHost) -> None:
         """Fetch from the row's checkpoint on."""
         self._host = host
-        self.fetched = self._stream.number_of(self._key, row.checkpoint)
+        self.fetched = self._stream.records.number_of(self._key, row.checkpoint)
         self._expiry = ExpiryWatch(self._key, row.hash_range, row.parents, apart_s=self._failover_s)
         self._fetch_in(_FETCH_S)
 
@@ -104,7 +104,7 @@ class SimulatedFetching:
     def is_over(self) -> bool:
         """Whether its last page, which contains the shard's end, came before it was trimmed."""
         if not self._saw_end and self._stream.finds(self._key):
-            self._saw_end = self.fetched == self._stream.total(self._key)
+            self._saw_end = self.fetched == self._stream.records.total(self._key)
         return self._saw_end
 
     def _fetch(self) -> None:
@@ -136,7 +136,7 @@ class SimulatedFetching:
             else:
                 self._subscribing.polled(self._now())
         now = self._world_now()
-        self.fetched = max(self.fetched, self._stream.arrived(self._key, now))
+        self.fetched = max(self.fetched, self._stream.records.arrived(self._key, now))
         self._host.page_came()
         self._fetch_next(now)
 
@@ -148,7 +148,7 @@ class SimulatedFetching:
         due_in_s = math.inf
         if self._subscribing is not None:
             due_in_s = self._subscribing.next_change_in_s(self._now())
-        arrives = self._stream.arrival_of(self._key, self.fetched + 1)
+        arrives = self._stream.records.arrival_of(self._key, self.fetched + 1)
         if self._subscription:
             pause_s = max(0.0, arrives - now) + _FETCH_S
         else:

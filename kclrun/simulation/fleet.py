@@ -14,12 +14,13 @@ from kclrun.errors import InvariantViolation
 from kclrun.leases.manager import LeaseManager
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import SHARD_END
+from kclrun.simulation.arrivals import Traffic
 from kclrun.simulation.clocks import HostClock, Scheduler
 from kclrun.simulation.host import Host
 from kclrun.simulation.machine import Machine
 from kclrun.simulation.observer import ObserverKind, WatchPolicy
 from kclrun.simulation.process import LeaseProcess
-from kclrun.simulation.shards import ShardStream, Traffic
+from kclrun.simulation.shards import ShardStream
 from kclrun.simulation.stories import RuleBroken, Stories, clock
 from kclrun.simulation.table import SimulatedTable
 from kclrun.simulation.user_code import UserCode
@@ -226,7 +227,7 @@ class Fleet:
         for lease in self.table.leases():
             is_open = self.stream.is_known(lease.key) and not self.stream.is_closed(lease.key)
             if is_open and lease.owner in loads:
-                loads[lease.owner] += self.stream.bytes_per_s(lease.key)
+                loads[lease.owner] += self.stream.records.bytes_per_s(lease.key)
         return loads
 
     def is_balanced(self) -> bool:

@@ -49,6 +49,11 @@ class Tally(msgspec.Struct):
     takes: int = 0
     moves: int = 0
 
+    def count_batch(self, records: int, repeated: int) -> None:
+        self.duplicates += repeated
+        self.records += records
+        self.batches += 1
+
 
 class Coverage:
     """Gets the named situations of a run, and the events that show one. It keeps none: a test

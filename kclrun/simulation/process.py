@@ -28,8 +28,9 @@ from kclrun.protocol.status import LeaseStatus
 from kclrun.protocol.writes import LateCheckpoint, LeaseChange, Outcome
 from kclrun.simulation.delivery_queue import SimulatedDeliveryQueue
 from kclrun.simulation.fetching import QueueTimes, SimulatedFetching
-from kclrun.simulation.machine import Machine
+from kclrun.simulation.machine import Machine, OsProcess
 from kclrun.simulation.shards import FetchFate
+from kclrun.simulation.uplink import Uplink
 from kclrun.simulation.user_code import BatchUserCode
 from kclrun.simulation.world import SimulatedWorld
 
@@ -49,6 +50,64 @@ class HostOfProcess(Protocol):
     name: str
     owner: OwnerId
     others_in_sight: bool
+
+
+class LookUps:
+    """The requests of a lease process that its other threads send: the lease is renewed
+    meanwhile. `post` takes their results."""
+
+    def __init__(
+        self,
+        process: OsProcess,
+        uplink: Uplink,
+        world: SimulatedWorld,
+        post: Callable[[events.Event], None],
+    ) -> None:
+        self._process = process
+        self._uplink = uplink
+        self._stream = world.stream
+        self._now = world.scheduler.clock
+        self._post = post
+
+    def read_rows(self, keys: tuple[LeaseKey, ...]) -> None:
+        self._read_on(keys, ())
+
+    def list_shards(self) -> None:
+        now = self._now()
+        self._uplink.ask_kinesis(
+            lambda: self._stream.listing(now),
+            lambda shards: self._came(events.ShardsListed(shards)),
+            lambda words: self._came(events.LookUpFailed(words)),
+        )
+
+    def fetch_fate(self) -> FetchFate | None:
+        """The error of a fetch; None for a page."""
+        return "unreachable" if self._uplink.is_cut else self._stream.fetch_fate()
+
+    def list_for_fetching(self, reply: Callable[[tuple[Shard, ...] | None], None]) -> None:
+        """Sent by the fetch thread, which waits alone."""
+        now = self._now()
+        self._uplink.ask_kinesis(
+            lambda: self._stream.listing(now),
+            lambda shards: self._process.act(lambda: reply(shards)),
+            lambda _: self._process.act(lambda: reply(None)),
+        )
+
+    def _read_on(
+        self, keys: tuple[LeaseKey, ...], found: tuple[tuple[LeaseKey, Lease | None], ...]
+    ) -> None:
+        if not keys:
+            self._came(events.RowsRead(found))
+            return
+        key, *others = keys
+
+        def read(row: Lease | None) -> None:
+            self._process.act(lambda: self._read_on(tuple(others), (*found, (key, row))))
+
+        self._uplink.read(key, read, lambda words: self._came(events.LookUpFailed(words)))
+
+    def _came(self, event: events.Event) -> None:
+        self._process.act(lambda: self._post(event))
 
 
 class LeaseProcess:
@@ -84,6 +143,7 @@ class LeaseProcess:
         self.life = LeaseStateMachine(policy, chance, lambda: self.queue.cpu_s)
         self.user_code = BatchUserCode(world.user_code, chance)
         times = QueueTimes(world.scheduler.clock, self.machine.instant, self.os.after)
+        self._look_ups = LookUps(self.os, self._uplink, world, self.post)
         self.fetching = SimulatedFetching(
             self,
             world.stream,
@@ -91,8 +151,8 @@ class LeaseProcess:
             times,
             settings,
             chance=chance,
-            fetch_fault=self._fetch_fault,
-            list_shards=self._list_shards,
+            fetch_fault=self._look_ups.fetch_fate,
+            list_shards=self._look_ups.list_for_fetching,
         )
         self.queue = self.queue_kind(
             self,
@@ -228,9 +288,9 @@ class LeaseProcess:
             case commands.SendWrite() | commands.SendLateCheckpoint() | commands.ReadOwnRow():
                 self._perform_in_time(command)
             case commands.ReadRows(keys):
-                self._read_rows(keys, ())
+                self._look_ups.read_rows(keys)
             case commands.ListShards():
-                self._ask_kinesis()
+                self._look_ups.list_shards()
             case commands.AllowDelivery(fence):
                 self._observer.delivery_allowed(self, self.machine.clock.time_of(fence))
                 self.queue.allow_delivery(command)
@@ -260,18 +320,6 @@ class LeaseProcess:
         self._gone(self, cause.value)
 
     # Requests.
-
-    def _fetch_fault(self) -> FetchFate | None:
-        return "unreachable" if self.machine.is_cut else self._stream.fetch_fate()
-
-    def _list_shards(self, reply: Callable[[tuple[Shard, ...] | None], None]) -> None:
-        """Sent by its fetch thread, which waits alone."""
-        now = self._scheduler.now
-        self._uplink.ask_kinesis(
-            lambda: self._stream.listing(now),
-            lambda shards: self.os.act(lambda: reply(shards)),
-            lambda _: self.os.act(lambda: reply(None)),
-        )
 
     def _perform_in_time(self, command: Timed) -> None:
         if command.not_before is None or command.not_before <= self.machine.instant():
@@ -309,30 +357,6 @@ class LeaseProcess:
             self._observer.process_noted(self, "checkpoints late", change)
         self._pump.is_held = True
         self._uplink.write(self.who, change, resolved)
-
-    def _read_rows(
-        self, keys: tuple[LeaseKey, ...], found: tuple[tuple[LeaseKey, Lease | None], ...]
-    ) -> None:
-        if not keys:
-            self._looked_up(events.RowsRead(found))
-            return
-        self._uplink.read(
-            keys[0],
-            lambda row: self.os.act(lambda: self._read_rows(keys[1:], (*found, (keys[0], row)))),
-            lambda words: self._looked_up(events.LookUpFailed(words)),
-        )
-
-    def _ask_kinesis(self) -> None:
-        now = self._scheduler.now
-        self._uplink.ask_kinesis(
-            lambda: self._stream.listing(now),
-            lambda shards: self._looked_up(events.ShardsListed(shards)),
-            lambda words: self._looked_up(events.LookUpFailed(words)),
-        )
-
-    def _looked_up(self, event: events.Event) -> None:
-        """Another thread asked: the lease was renewed meanwhile."""
-        self.os.act(lambda: self.post(event))
 
     def _answered(self, event: events.Event) -> None:
         def take_in() -> None:

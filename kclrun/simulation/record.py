@@ -43,6 +43,59 @@ class ShardProgress:
         self.processed = max(self.processed, last)
 
 
+class ReadShards:
+    """How far each shard was read, and which are over: then their children are readable."""
+
+    def __init__(
+        self,
+        stream: ShardStream,
+        gaps: ReadingGaps,
+        now: Callable[[], float],
+        row_of: Callable[[LeaseKey], Lease | None],
+        make: Callable[[str], ShardProgress],
+    ) -> None:
+        self._stream = stream
+        self._gaps = gaps
+        self._now = now
+        self._row_of = row_of
+        self._make = make
+        self._shards: dict[str, ShardProgress] = {}
+
+    def of(self, key: str) -> ShardProgress:
+        """The progress of one shard, as `make` made it."""
+        shard = self._shards.get(key)
+        if shard is None:
+            shard = self._shards[key] = self._make(key)
+        return shard
+
+    def is_over(self, key: str) -> bool:
+        """Whether a shard was read to its end, or was trimmed and has no row."""
+        was_trimmed = self._stream.is_expired(key) and self._row_of(LeaseKey(key)) is None
+        return was_trimmed or self.of(key).is_over
+
+    def end(self, key: str) -> None:
+        """A shard was read to its end."""
+        self.of(key).is_over = True
+        self._gaps.over(key)
+        self._pass_on(key)
+
+    def trim(self, key: str) -> None:
+        """A trimmed shard: it has no records to read any more, and its children may be read."""
+        self.of(key).done(self._stream.records.total(key) or 0)
+        self.end(key)
+
+    def _pass_on(self, key: str) -> None:
+        """A shard is over: its children become readable. A child that was trimmed without a row
+        passes this on to its own children."""
+        for child in self._stream.children_of(key):
+            if not all(map(self.is_over, child.parents)):
+                continue
+            if self.is_over(child.shard_id):
+                self._pass_on(child.shard_id)
+            else:
+                self._gaps.readable(child.shard_id, self._now())
+
+
 class FleetRecord:
     """An `Observer`. `row_of` reads a row as it is, without the simulated network."""
 
@@ -63,8 +116,7 @@ class FleetRecord:
         self._stream = stream
         self._stories = stories
         self._now = now
-        self._row_of = row_of
-        self._shards: dict[str, ShardProgress] = {}
+        self.shards = ReadShards(stream, self.gaps, now, row_of, self._new_shard)
 
     # The table.
 
@@ -80,7 +132,7 @@ class FleetRecord:
         self._stories.note(row.key, self._now(), "table", "applied", change)
         if after is None:
             if self._stream.is_expired(row.key):
-                self._forget(row.key)
+                self.shards.trim(row.key)
         elif before is not None and isinstance(change, Take) and after.owner != before.owner:
             self.tally.takes += 1
             self.tally.moves += 0 if before.owner is None else 1
@@ -121,84 +173,47 @@ class FleetRecord:
     # Batches and user code.
 
     def batch_begun(self, reader: Reader, first: int, last: int) -> None:
-        repeated = self._shard(reader.key).begun(reader, first, last)
-        self._count_batch(last - first + 1, repeated)
-
-    def _count_batch(self, records: int, repeated: int) -> None:
-        self.tally.duplicates += repeated
-        self.tally.records += records
-        self.tally.batches += 1
+        repeated = self.shards.of(reader.key).begun(reader, first, last)
+        self.tally.count_batch(last - first + 1, repeated)
 
     def batch_processed(self, reader: Reader, first: int, last: int) -> None:
-        self._shard(reader.key).done(last)
+        self.shards.of(reader.key).done(last)
 
     def batch_vouched_for(self, reader: Reader, first: int, last: int) -> None:
         pass
 
     def batch_raised(self, reader: Reader, first: int) -> None:
-        self._shard(reader.key).raised(reader, first)
+        self.shards.of(reader.key).raised(reader, first)
 
     def left_out_before(self, reader: Reader, number: int) -> None:
-        self._shard(reader.key).done(number - 1)
+        self.shards.of(reader.key).done(number - 1)
 
     def gave_up(self, reader: Reader, number: int) -> None:
-        self._shard(reader.key).done(number)
+        self.shards.of(reader.key).done(number)
 
     def vouched_for(self, reader: Reader, last: int) -> None:
-        self._shard(reader.key).done(last)
+        self.shards.of(reader.key).done(last)
 
     def shard_exhausted(self, reader: Reader) -> None:
-        self._shard(reader.key).is_over = True
-        self.gaps.over(reader.key)
-        self._pass_on(reader.key)
+        self.shards.end(reader.key)
 
     def shard_expired(self, reader: Reader) -> None:
-        self._forget(reader.key)
-
-    def _forget(self, key: str) -> None:
-        """A trimmed shard: it has no records to read any more, and its children may be read."""
-        shard = self._shard(key)
-        shard.done(self._stream.total(key) or 0)
-        shard.is_over = True
-        self.gaps.over(key)
-        self._pass_on(key)
-
-    def _pass_on(self, key: str) -> None:
-        """A shard is over: its children become readable. A child that was trimmed without a row
-        passes this on to its own children."""
-        for child in self._stream.children_of(key):
-            if not all(map(self.is_over, child.parents)):
-                continue
-            if self.is_over(child.shard_id):
-                self._pass_on(child.shard_id)
-            else:
-                self.gaps.readable(child.shard_id, self._now())
+        self.shards.trim(reader.key)
 
     # The end.
-
-    def is_over(self, key: str) -> bool:
-        """Whether a shard was read to its end, or was trimmed and has no row."""
-        was_trimmed = self._stream.is_expired(key) and self._row_of(LeaseKey(key)) is None
-        return was_trimmed or self._shard(key).is_over
 
     def require_all_read(self, patience_s: float) -> None:
         then = self._now() - patience_s
         for log in self._stream.shards():
-            key, processed = log.shard_id, self._shard(log.shard_id).processed
-            if self._stream.is_expired(key) and self.is_over(key):
+            key, processed = log.shard_id, self.shards.of(log.shard_id).processed
+            if self._stream.is_expired(key) and self.shards.is_over(key):
                 continue
-            unread = self._stream.arrived(key, then) - processed
+            unread = self._stream.records.arrived(key, then) - processed
             if unread > 0:
                 raise RuleBroken("L1", key, f"{unread} records unread for {patience_s:g} s")
-            is_ended = self.is_over(key)
+            is_ended = self.shards.is_over(key)
             if log.closed_at is not None and not is_ended and then > log.closed_at - WORLD_BEGAN_AT:
                 raise RuleBroken("L1", key, f"closed and not ended for {patience_s:g} s")
 
-    def _shard(self, key: str) -> ShardProgress:
-        shard = self._shards.get(key)
-        if shard is None:
-            shard = self._shards[key] = self._new_shard(key)
-        return shard
-
-    def _new_shard(self, _key: str) -> ShardProgress:
+    def _new_shard(self, key: str) -> ShardProgress:
         return ShardProgress()

@@ -15,9 +15,9 @@ from typing import Final, Literal
 import msgspec
 
 from kclrun.model.lease import OwnerId
+from kclrun.simulation.arrivals import RECORD_BYTES, Traffic
 from kclrun.simulation.fleet import BOOT_SPREAD_S, Fleet
 from kclrun.simulation.record import FleetRecord
-from kclrun.simulation.shards import RECORD_BYTES, Traffic
 from kclrun.simulation.world import FleetSettings
 
 
@@ -87,7 +87,7 @@ class Recorder:
 
     def _note_loads(self, *, is_even: bool) -> None:
         stream, loads = self._fleet.stream, self._fleet.loads_by_owner()
-        rates = sorted(stream.bytes_per_s(shard_id) for shard_id in stream.open_ids())
+        rates = sorted(stream.records.bytes_per_s(shard_id) for shard_id in stream.open_ids())
         mean = sum(rates) / max(1, len(loads))
         beside = max(0, len(rates) // max(1, len(loads)) - 1)
         least = max(mean, rates[-1] + sum(rates[:beside]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from kclrun.config.units import ByteSize, Duration
 from kclrun.errors import SettingsError
@@ -143,29 +143,35 @@ def options_of(settings: Any) -> tuple[Option, ...]:
     )
 
 
-def _kinds_of(settings: Any) -> Iterator[tuple[str, str, Kind[Any], Any]]:
-    """Field, option, kind and default of each option that has a kind."""
+class _FieldKind(NamedTuple):
+    """An option that has a kind, and the field that it sets."""
+
+    field: str
+    option: str
+    kind: Kind[Any]
+    default: Any
+
+
+def _kinds_of(settings: Any) -> Iterator[_FieldKind]:
     for setting in fields(settings):
         for option in setting.metadata.get(_OPTIONS, ()):
             if option.kind is not None:
-                yield setting.name, option.name, option.kind, setting.default
+                yield _FieldKind(setting.name, option.name, option.kind, setting.default)
 
 
 def default_texts(settings: Any) -> Mapping[str, str]:
     """The default of each option as a text that the option takes; None has none."""
     return {
-        name: kind.text(default)
-        for _, name, kind, default in _kinds_of(settings)
-        if default is not None
+        it.option: it.kind.text(it.default) for it in _kinds_of(settings) if it.default is not None
     }
 
 
 def texts_of(settings: Any) -> dict[str, str]:
     """The options, as texts, of the fields that differ from their defaults."""
     return {
-        name: kind.text(value)
-        for field_name, name, kind, default in _kinds_of(settings)
-        if (value := getattr(settings, field_name)) != default
+        it.option: it.kind.text(value)
+        for it in _kinds_of(settings)
+        if (value := getattr(settings, it.field)) != it.default
     }
 
 
@@ -225,8 +231,7 @@ class OptionReader:
     def values(self, settings: Any) -> dict[str, Any]:
         """The values of a dataclass's options, by field; defaults where they were not given."""
         return {
-            field_name: self.read(name, kind.read, default)
-            for field_name, name, kind, default in _kinds_of(settings)
+            it.field: self.read(it.option, it.kind.read, it.default) for it in _kinds_of(settings)
         }
 
     def read(self, name: str, reading: Callable[[Any], T], default: T) -> T:

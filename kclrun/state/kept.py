@@ -1,5 +1,5 @@
 """The entries of a lease's last version, from which its next snapshot is written. They are kept in
-memory, here, or on the local disk (`outputs/local_state.py`).
+memory, here, or on the local disk (`stores/local_state.py`).
 
 Must not know: the store of the versions, what user code does.
 """

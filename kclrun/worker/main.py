@@ -28,6 +28,7 @@ from kclrun.codec.values import Decode
 from kclrun.config.observing import TRACE_CONTEXT
 from kclrun.destinations import open_letters, open_registry
 from kclrun.errors import HostFailed
+from kclrun.files.durable import keep_from_children
 from kclrun.ipc import exit_codes, messages
 from kclrun.ipc.board import Segment, StartSpec, boottime
 from kclrun.ipc.channel import Channel, Doorbell, NoMessage, PeerGone
@@ -49,7 +50,6 @@ from kclrun.model.stream import stream_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.loggers import LoggerLevels
 from kclrun.observe.logs import OWN_LOGGER, EventLog, LineSink, configure_lease_logging
-from kclrun.outputs.durable_files import keep_from_children
 from kclrun.ports import LetterStore
 from kclrun.processor import Context, NoState, RecordProcessor
 from kclrun.protocol.reports import DEAD_LETTER, ProcessBroke, StartUnclaimed

@@ -25,8 +25,7 @@ from kclrun.outputs.commits import STATE_BUFFER_BYTES, Keyed
 from kclrun.outputs.lanes import Pace, PacedOutput
 from kclrun.outputs.outbox import BoxedOutput, Decided
 from kclrun.outputs.row_trials import RowTrials
-from kclrun.outputs.sending import Outputs
-from kclrun.outputs.state_versions import StateVersions
+from kclrun.outputs.sending import Outputs, OutputsHost
 from kclrun.ports import Output
 from kclrun.protocol.reports import (
     OUTPUT,
@@ -37,6 +36,7 @@ from kclrun.protocol.reports import (
     Report,
 )
 from kclrun.state.keyed import LiveEntries, MakeChange
+from kclrun.state.stores.state_versions import StateVersions
 from kclrun.worker.delivery_queue import DeliveryQueue
 
 if TYPE_CHECKING:
@@ -148,6 +148,23 @@ class Opened(NamedTuple):
     is_ready: bool
 
 
+class _Host(OutputsHost):
+    """The lease process: events go to its core, and a full output holds its delivery."""
+
+    def __init__(self, post: Callable[[events.Event], None], queue: DeliveryQueue) -> None:
+        self._post = post
+        self._queue = queue
+
+    def post(self, event: events.Event) -> None:
+        self._post(event)
+
+    def hold(self) -> None:
+        self._queue.hold()
+
+    def release(self) -> None:
+        self._queue.release()
+
+
 class OutputOpening:
     """Opens the outputs that have a thread of their own: all but a file that grows. The state is
     the first of them."""
@@ -203,8 +220,7 @@ class OutputOpening:
             decided = None if row is at_row else self._boxed(keyed.versions, row)
         outputs = Outputs(
             opened,
-            post=self._post,
-            hold=lambda is_full: self._queue.hold() if is_full else self._queue.release(),
+            _Host(self._post, self._queue),
             now=boottime,
             is_manual=self._spec.checkpoint.mode == "manual",
             state=keyed,

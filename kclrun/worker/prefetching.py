@@ -19,7 +19,7 @@ from kclrun.destinations import open_kept, open_versions
 from kclrun.errors import KclrunError
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.state import PrefetchJob
-from kclrun.outputs.state_versions import StateVersions
+from kclrun.state.stores.state_versions import StateVersions
 
 
 def prefetch(job: PrefetchJob) -> None:

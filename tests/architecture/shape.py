@@ -59,7 +59,7 @@ ROOMS = {
     "the life of one lease": ("lease",),
     "calling": ("calling",),
     "lifecycle, traffic": ("lifecycle", "traffic"),
-    "state, outputs, producing": ("state", "outputs", "producing", "reading"),
+    "state, outputs, producing": ("state", "outputs", "producing", "reading", "files"),
     "aws": ("aws",),
     "manager, worker, ipc": ("manager", "worker", "ipc"),
     "observe, config": ("observe", "config"),

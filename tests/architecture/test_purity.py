@@ -47,6 +47,8 @@ PURE_FILES += [
     for name in names
 ]
 PURE_FILES += sorted((ROOT / "spark" / "planning").glob("*.py"))
+# The stores of state act, what decides about state does not.
+PURE_FILES += sorted((ROOT / "state").glob("*.py"))
 # A properties file becomes an app.yaml by its text alone.
 PURE_FILES += [ROOT / "compat" / "kclpy" / f"{name}.py" for name in ("app_yaml", "property_table")]
 

@@ -27,11 +27,12 @@ from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import StateDestination
 from kclrun.outputs.sending import Outputs
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.ports import VersionStore
 from kclrun.state.keyed import LiveEntries, MakeChange, State
+from kclrun.state.stores.state_versions import StateVersions
 from kclrun.state.versions import Version, encode_version, version_name
 from kclrun.worker.opening import keyed
+from tests.support.outputs_host import FakeHost
 
 _ROW: Final = "state"
 _KEYS: Final = 1_000_000
@@ -240,8 +241,7 @@ class _Lease:
         self._state = State(self._live)
         self._outputs = Outputs(
             [],
-            post=lambda event: None,
-            hold=lambda is_held: None,
+            FakeHost(lambda event: None),
             now=boottime,
             state=keyed(place, self._versions, self._live),
         )

@@ -27,6 +27,7 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.outputs.lanes import Pace
 from kclrun.outputs.sending import Outputs
 from kclrun.processor import Context
+from tests.support.outputs_host import FakeHost
 
 _ROW: Final = "outputs"
 _SCHEMA: Final = "id long, at string, user string, page string, amount double"
@@ -167,9 +168,7 @@ class _Lease:
             return Instant(time.clock_gettime(time.CLOCK_BOOTTIME))
 
         output = open_output(place, of, self._kinesis, lambda: CREDENTIALS)
-        served = Outputs(
-            [(MAIN_OUTPUT, output, pace)], post=post, hold=lambda is_held: None, now=now
-        )
+        served = Outputs([(MAIN_OUTPUT, output, pace)], FakeHost(post), now=now)
         served.begin(TRIM_HORIZON, {}, may_adopt=True)
         thread = threading.Thread(target=served.serve, name="outputs")
         thread.start()

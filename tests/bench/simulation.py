@@ -5,9 +5,9 @@ from typing import Final
 
 from bench.figures import Figure, Target, figure, paired_ratios
 from bench.measuring import interleaved, timed
+from kclrun.simulation.arrivals import Traffic
 from kclrun.simulation.clocks import Scheduler
 from kclrun.simulation.fleet import Fleet
-from kclrun.simulation.shards import Traffic
 from kclrun.simulation.what_if import WhatIf, run_what_if
 from kclrun.simulation.world import FleetSettings
 from tests.support.oracles.watch import Oracles

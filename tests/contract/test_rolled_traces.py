@@ -14,6 +14,7 @@ from kclrun.outputs.sending import Outputs
 from tests.contract.output_places import CsvFiles, Files, Objects, ParquetObjects
 from tests.contract.sql_places import Sqlite
 from tests.contract.test_outputs import OF, START, at, begun, emit, numbers, owner
+from tests.support.outputs_host import FakeHost
 
 ROLLED = {"s3": Objects, "s3 parquet": ParquetObjects, "files": Files, "files csv": CsvFiles}
 
@@ -134,8 +135,7 @@ class Life:
         pace = Pace(0.0, 0, 2**20)
         self.outputs = Outputs(
             [(name, place.open(owner(token)), pace) for name, place in (("s3", s3), ("sql", sql))],
-            post=self._events.append,
-            hold=lambda is_held: None,
+            FakeHost(self._events.append),
             now=lambda: Instant(0.0),
         )
         self.start, self.cuts = self.outputs.begin(checkpoint, cursors, may_adopt=True)

@@ -18,9 +18,9 @@ from kclrun.aws.wire import WireReply
 from kclrun.errors import OutcomeUnknown, ServiceError, SettingsError, SinkError
 from kclrun.model.state import StateDestination
 from kclrun.model.wire import WireEndpoint
-from kclrun.outputs.state_files import StateFiles
 from kclrun.spark.options import StreamAddress
 from kclrun.spark.requests import Connected
+from kclrun.state.stores.state_files import StateFiles
 from kclrun.state.versions import version_name
 from tests.contract.output_places import KEYS, FaultyClient
 from tests.support.memory_versions import MemoryVersions, Versions

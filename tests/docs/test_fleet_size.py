@@ -6,9 +6,9 @@ import re
 import msgspec
 import pytest
 
+from kclrun.simulation.arrivals import Traffic
 from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.record import FleetRecord
-from kclrun.simulation.shards import Traffic
 from kclrun.simulation.world import FleetSettings
 from tests.docs.pages import DOCS
 

@@ -8,8 +8,8 @@ from collections import Counter
 import msgspec
 import pytest
 
-from kclrun.outputs.state_files import StateFiles
 from kclrun.state.chain import read_chain
+from kclrun.state.stores.state_files import StateFiles
 from tests.processes.ledger_rig.application import Application
 from tests.processes.ledger_rig.aws import MOTO, Aws
 from tests.processes.ledger_rig.producing import Producer

@@ -16,6 +16,7 @@ from kclrun.outputs.sending import Outputs
 from tests.examples import examples
 from tests.support.build import position as at
 from tests.support.memory_output import Crash, Destination, MemoryOutput
+from tests.support.outputs_host import FakeHost
 
 RECORDS = 24
 NAMES = ("first", "second", "third")
@@ -71,15 +72,15 @@ class Life:
         self.world = world
         self.fates = fates
         self.committed: list[events.OutputsCommitted] = []
-        self.is_held = self.is_over = False
+        self.is_over = False
+        self.host = FakeHost(self._post)
         self.now = Instant(1.0)
         self.outputs = Outputs(
             [
                 (name, MemoryOutput(destination, world.lives, fates), world.kinds[name][1])
                 for name, destination in world.destinations.items()
             ],
-            post=self._post,
-            hold=self._hold,
+            self.host,
             now=lambda: self.now,
             is_manual=is_manual,
         )
@@ -93,15 +94,12 @@ class Life:
         ends = events.OutputsSuperseded | events.OutputsRefused
         self.is_over = self.is_over or isinstance(event, ends)
 
-    def _hold(self, is_held: bool) -> None:
-        self.is_held = is_held
-
     def batch(self, size: int, *, asks_at: int | None, raises: bool) -> None:
         """Records up to a cut; user code may ask for a checkpoint at one of them, and raise."""
-        while self.is_held and not self.is_over:
+        while self.host.is_held and not self.is_over:
             may_fail = bool(self.fates)
             self.turn()
-            assert may_fail or not self.is_held, "a destination that takes all leaves room"
+            assert may_fail or not self.host.is_held, "a destination that takes all leaves room"
         end = min([RECORDS, self.done + size, *[cut for cut in self.cuts if cut > self.done]])
         first = self.done + 1
         while True:

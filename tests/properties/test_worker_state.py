@@ -29,17 +29,18 @@ from kclrun.model.state import OF_PARENTS
 from kclrun.model.time import Instant
 from kclrun.outputs.commits import Keyed
 from kclrun.outputs.lanes import Pace
-from kclrun.outputs.local_state import LocalEntries
 from kclrun.outputs.sending import Outputs
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.state import chain
 from kclrun.state.chain import Entries, read_chain
 from kclrun.state.kept import KeptEntries, MemoryEntries
 from kclrun.state.keyed import Counter, KeyValues, LiveEntries, State
+from kclrun.state.stores.local_state import LocalEntries
+from kclrun.state.stores.state_versions import StateVersions
 from tests.examples import examples
 from tests.support.build import position as at
 from tests.support.memory_output import Crash, Destination, MemoryOutput
 from tests.support.memory_versions import MemoryVersions, Versions
+from tests.support.outputs_host import FakeHost
 
 KEYS = [f"key-{number}" for number in range(6)]
 MIDDLE = HASH_KEY_MAX // 2
@@ -257,8 +258,7 @@ class Life(WithRow):
         self.state = State(self.live)
         self.outputs = Outputs(
             [(SQL, self._sql(world.destinations[shard]), Pace(0, 0, 200))],
-            post=self._post,
-            hold=lambda _: None,
+            FakeHost(self._post),
             now=world.now,
             state=Keyed(self.versions, self.live.undo, 0.0),
         )

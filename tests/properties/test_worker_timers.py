@@ -28,10 +28,10 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.outputs.commits import Keyed
 from kclrun.outputs.lanes import Pace
 from kclrun.outputs.sending import Outputs
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.processor import Checkpointer, RecordProcessor
 from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import Counter, LiveEntries, State
+from kclrun.state.stores.state_versions import StateVersions
 from kclrun.state.timers import WATERMARK, Timer
 from kclrun.testing.record_runs import SeededRunner
 from kclrun.worker.delivering import Deliverer
@@ -51,6 +51,7 @@ from tests.support.contexts import TakenRows, made_context
 from tests.support.delivery_host import delivery_host
 from tests.support.memory_output import MemoryOutput
 from tests.support.memory_versions import MemoryVersions
+from tests.support.outputs_host import FakeHost
 
 RECORDS = {shard: len(keys_of(shard)) for shard in RANGES}
 # Each shard begins where the one before was about to end.
@@ -210,8 +211,7 @@ class Life(test_worker_state.WithRow):
         sql = MemoryOutput(world.destinations[shard], world.lives, self.fates[1])
         self.outputs = Outputs(
             [("sql", sql, Pace(0, 0, 300))],
-            post=self._post,
-            hold=lambda _: None,
+            FakeHost(self._post),
             now=world.now,
             state=Keyed(self.versions, self.live.undo, 0.0),
         )

@@ -23,7 +23,7 @@ S9    a lease process gets few rights and few files       processes/test_manager
       … as seen from outside, in a real application       security/test_security_real_application.py
       … and ends with its manager                         processes/test_manager_fleet.py
 S13   the folder of locks is its owner's                  security/test_security_real_application.py
-      … the report is replaced whole, under no known name  unit/outputs/test_durable_files.py
+      … the report is replaced whole, under no known name  unit/files/test_durable_files.py
       … rows survive a kill at any instruction            unit/outputs/test_emitted_rows_killed.py
 """
 

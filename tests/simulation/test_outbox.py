@@ -19,22 +19,16 @@ from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.time import Instant
 from kclrun.outputs.commits import Keyed
 from kclrun.outputs.lanes import Pace
-from kclrun.outputs.outbox import (
-    Box,
-    BoxedOutput,
-    Decided,
-    decode_box,
-    encode_box,
-    pack_row,
-    unpack_row,
-)
+from kclrun.outputs.outbox import BoxedOutput, Decided
 from kclrun.outputs.sending import Outputs
-from kclrun.outputs.state_versions import StateVersions
+from kclrun.state.boxes import Box, decode_box, encode_box, pack_row, unpack_row
 from kclrun.state.keyed import LiveEntries, State
+from kclrun.state.stores.state_versions import StateVersions
 from tests.simulation.outbox_model import Rules, explore
 from tests.support.build import position as at
 from tests.support.memory_output import Crash, Destination, MemoryOutput
 from tests.support.memory_versions import MemoryVersions, Versions
+from tests.support.outputs_host import FakeHost
 
 NAMES = ("first", "second", "third")
 
@@ -120,8 +114,7 @@ class Owner:
         keyed = Keyed(versions, self.live.undo, 0.0, is_boxed=True)
         self.outputs = Outputs(
             lanes,
-            post=self.posted.append,
-            hold=lambda _: None,
+            FakeHost(self.posted.append),
             now=lambda: Instant(1.0),
             state=keyed,
         )

@@ -11,11 +11,11 @@ from kclrun.errors import InvariantViolation
 from kclrun.lease import state_machine
 from kclrun.lease.outputs import OutputCommits
 from kclrun.lease.state_machine import LeaseStateMachine
-from kclrun.outputs import state_versions
 from kclrun.outputs.waiting_rows import WaitingRows
 from kclrun.protocol import writes
 from kclrun.state.beginning import Empty, ParentVersions, beginning
 from kclrun.state.keyed import LiveEntries
+from kclrun.state.stores import state_versions
 from tests.support.storms import states
 from tests.support.storms.states import play_with_state, state_profile
 

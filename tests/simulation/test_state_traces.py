@@ -18,11 +18,12 @@ from kclrun.model.time import Instant
 from kclrun.outputs.commits import Keyed
 from kclrun.outputs.lanes import Pace
 from kclrun.outputs.sending import Outputs
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, State
+from kclrun.state.stores.state_versions import StateVersions
 from tests.support.build import position as at
 from tests.support.memory_output import Destination, MemoryOutput
 from tests.support.memory_versions import MemoryVersions, Versions
+from tests.support.outputs_host import FakeHost
 
 SHARD = "shard"
 EVERYTHING = HashRange(0, HASH_KEY_MAX)
@@ -72,8 +73,7 @@ class Owner:
             lanes = [("rows", MemoryOutput(rows, token, self.row_fates), Pace(0, 0, 1000))]
         self.outputs = Outputs(
             lanes,
-            post=self.posted.append,
-            hold=lambda _: None,
+            FakeHost(self.posted.append),
             now=world.now,
             state=Keyed(self.versions, self.live.undo, 0.0),
         )

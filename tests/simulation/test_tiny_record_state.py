@@ -16,14 +16,15 @@ from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import Instant, WallTime
 from kclrun.outputs.commits import Keyed
 from kclrun.outputs.sending import Outputs
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.outputs.waiting_rows import WaitingRows
 from kclrun.processor import RecordProcessor
 from kclrun.state.chain import read_chain
 from kclrun.state.keyed import LiveEntries
+from kclrun.state.stores.state_versions import StateVersions
 from tests.simulation.tiny_worlds.record_effects import Rule, explore
 from tests.support.contexts import made_context
 from tests.support.memory_versions import MemoryVersions, Versions
+from tests.support.outputs_host import FakeHost
 
 SHARD = "shard"
 EVERYTHING = HashRange(0, HASH_KEY_MAX)
@@ -175,8 +176,7 @@ class Life:
         self.live = LiveEntries(entries, self._refused, EVERYTHING, 10**6)
         self.outputs = Outputs(
             [],
-            post=self._committed,
-            hold=lambda _: None,
+            FakeHost(self._committed),
             now=lambda: Instant(0.0),
             state=Keyed(versions, self.live.undo, 1e9),
         )

@@ -7,8 +7,8 @@ import pytest
 
 from kclrun.calling.timer_run import TimerRun
 from kclrun.lease.outputs import OutputCommits
-from kclrun.outputs import state_versions
-from kclrun.outputs.state_versions import StateVersions
+from kclrun.state.stores import state_versions
+from kclrun.state.stores.state_versions import StateVersions
 from kclrun.state.timers import entry_of
 from tests.simulation.tiny_worlds import outputs
 from tests.simulation.tiny_worlds.keyed import StateWorld

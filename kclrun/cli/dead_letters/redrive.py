@@ -29,6 +29,7 @@ from kclrun.config.outputs import output_places
 from kclrun.config.rules import EMBEDDED
 from kclrun.config.schema import Settings, StreamSettings, stream_name
 from kclrun.errors import KclrunError, LimitExceeded, NotFound, SettingsError
+from kclrun.files.durable import publish_file, remove_unfinished
 from kclrun.loading import GLUE, import_paths
 from kclrun.manager.launcher import lease_environment
 from kclrun.model.lease import Lease
@@ -36,7 +37,6 @@ from kclrun.model.letter import KeptLetter, Letter
 from kclrun.model.output import MAIN_OUTPUT, OutputDestination
 from kclrun.model.record import PutEntry
 from kclrun.model.stream import ONLY_STREAM, StreamKey, shard_id_of, stream_name_of, stream_of
-from kclrun.outputs.durable_files import publish_file, remove_unfinished
 from kclrun.ports import LetterStore, record_limit
 
 

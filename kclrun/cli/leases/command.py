@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
@@ -67,6 +67,18 @@ _wait_option = click.option(
 _OWNER_HELP = "With --explain: only this owner (or a part of its id); `new` for one that joins."
 
 
+class _View(msgspec.Struct, frozen=True, kw_only=True):
+    """The options that choose what `kclrun leases` shows."""
+
+    by: str | None
+    owner: str | None
+    endpoints: tuple[str, ...]
+    with_age: bool
+    explain: bool
+    hot: bool
+    show_keys: bool
+
+
 @click.group(cls=ConfigGroup, invoke_without_command=True)
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, positions in full.")
@@ -99,19 +111,7 @@ _OWNER_HELP = "With --explain: only this owner (or a part of its id); `new` for 
     help="With --hot: look up the partition keys in the stream, and print them.",
 )
 @click.pass_context
-def leases(
-    context: click.Context,
-    config: ConfigChoice,
-    *,
-    by: str | None,
-    owner: str | None,
-    endpoints: tuple[str, ...],
-    as_json: bool,
-    with_age: bool,
-    explain: bool,
-    hot: bool,
-    show_keys: bool,
-) -> int:
+def leases(context: click.Context, /, config: ConfigChoice, *, as_json: bool, **said: Any) -> int:
     """Show every lease: owner, state, checkpoint, counter, owner switches.
 
     \b
@@ -125,20 +125,21 @@ def leases(
     """
     if context.invoked_subcommand is not None:
         return exit_codes.DRAINED
-    if owner is not None and not explain:
+    view = _View(**said)
+    if view.owner is not None and not view.explain:
         raise click.UsageError("--owner goes with --explain.")
-    if (endpoints or show_keys) and not hot:
+    if (view.endpoints or view.show_keys) and not view.hot:
         raise click.UsageError("--manager and --show-keys go with --hot.")
     aws = aws_of(config)
-    if hot:
+    if view.hot:
         from kclrun.cli.leases.hot import show_hot
 
-        return show_hot(aws, endpoints, as_json=as_json, with_keys=show_keys)
-    if explain:
-        return explain_owners(aws, owner, as_json=as_json)
-    lines = views.lease_summaries(aws, with_age=with_age)
-    _show(lines, by, as_json=as_json)
-    if by is None and not as_json:
+        return show_hot(aws, view.endpoints, as_json=as_json, with_keys=view.show_keys)
+    if view.explain:
+        return explain_owners(aws, view.owner, as_json=as_json)
+    lines = views.lease_summaries(aws, with_age=view.with_age)
+    _show(lines, view.by, as_json=as_json)
+    if view.by is None and not as_json:
         views.print_remedy(lines, command_of("leases", config.file, config.overrides))
     return exit_codes.DRAINED
 

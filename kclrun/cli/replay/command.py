@@ -37,6 +37,7 @@ from kclrun.config.changes import refuse_changes
 from kclrun.config.outputs import named_outputs
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import NotFound, SettingsError
+from kclrun.files.durable import publish_file
 from kclrun.model.lease import replay_tables
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import TRIM_HORIZON
@@ -45,7 +46,6 @@ from kclrun.observe.sample import RunReport
 from kclrun.operating import replay as plan
 from kclrun.operating.comparing import ComparedRow, Comparison, Difference, differences
 from kclrun.operating.replay import ReplayOptions
-from kclrun.outputs.durable_files import publish_file
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws

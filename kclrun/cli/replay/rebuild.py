@@ -39,12 +39,12 @@ from kclrun.model.time import WallTime, utc_text
 from kclrun.operating.replay import ReplayOptions, replay_table
 from kclrun.operating.reset import refuse_owners
 from kclrun.operating.summaries import shortened
-from kclrun.outputs.state_files import StateFiles
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.protocol import writes
 from kclrun.state.beginning import KeptSince, beginning_of, stops_of
 from kclrun.state.chain import ChainReader
 from kclrun.state.kept import MemoryEntries
+from kclrun.state.stores.state_files import StateFiles
+from kclrun.state.stores.state_versions import StateVersions
 
 if TYPE_CHECKING:
     from kclrun.cli.config_options import Configuration

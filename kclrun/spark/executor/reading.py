@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -419,9 +419,12 @@ SHARDS_AT_ONCE: Final = 8
 # at most some hundred thousand user records where they are tiny.
 _OPENED_BYTES_MAX: Final = 2 * 2**20
 
-# A fetched page: its range, its records with aggregates not opened, the bytes of their data, and
-# whether it is the last page.
-_Raw = tuple[ShardRange, Sequence[Record], int, bool]
+
+class _FetchedPage(NamedTuple):  # aggregates are not opened
+    range: ShardRange
+    records: Sequence[Record]
+    size_bytes: int
+    is_last: bool
 
 
 class ReadPage(msgspec.Struct, frozen=True):
@@ -472,7 +475,7 @@ def _read_together(
     settings = source.settings
     unread = deque(shard_range for shard_range in ranges if shard_range.hint.rows is None)
     count = min(SHARDS_AT_ONCE, len(unread))
-    ahead: ReadAhead[_Raw] = ReadAhead(count)
+    ahead: ReadAhead[_FetchedPage] = ReadAhead(count)
     task = _Task(source, ahead, unread)
     threads = [
         threading.Thread(target=task.work, name=f"kclrun-read-{number}", daemon=True)
@@ -500,7 +503,7 @@ class _Task:
     def __init__(
         self,
         source: ReadingFrom,
-        ahead: ReadAhead[_Raw],
+        ahead: ReadAhead[_FetchedPage],
         unread: deque[ShardRange],
     ) -> None:
         self._source = source
@@ -531,7 +534,7 @@ class _Task:
             records = reading.next_records()
             is_done = reading.is_done
             size_bytes = _bytes_of(records)
-            page = (wanted, records, size_bytes, is_done)
+            page = _FetchedPage(wanted, records, size_bytes, is_done)
             self._ahead.put(wanted.shard_id, page, size_bytes)
 
     def _pause(self, seconds: float) -> None:

@@ -18,7 +18,6 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import ShardGraph
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.ports import ClaimStore, VersionStore
 from kclrun.spark.keyed.names import (
     ANY_RUN,
@@ -42,6 +41,7 @@ from kclrun.spark.planning.beginnings import position_of_row
 from kclrun.spark.positions import SHARD_END, Position
 from kclrun.state.chain import Chain
 from kclrun.state.kept import KeptEntries, MemoryEntries
+from kclrun.state.stores.state_versions import StateVersions
 
 _log = logging.getLogger(__name__)
 # Shards whose state is copied at the same time: as many as a client has connections.

@@ -19,7 +19,6 @@ from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END as ENDED
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.state import OF_PARENTS
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.ports import ClaimStore, VersionStore
 from kclrun.spark.keyed.names import (
     BatchState,
@@ -32,6 +31,7 @@ from kclrun.spark.keyed.names import (
 from kclrun.spark.positions import SHARD_END, Position
 from kclrun.state.chain import Chain
 from kclrun.state.keyed import Journal, LiveEntries, MakeChange, Undoable, held_bytes
+from kclrun.state.stores.state_versions import StateVersions
 from kclrun.state.timers import Clock
 
 # The limit of the fleet: the changes of a call wait in memory until it returns.

@@ -172,7 +172,7 @@ class EmittedBatches:
             self._settle(position)
             self._is_open = False
 
-    def count(self) -> int:
+    def take_count(self) -> int:
         """The number of rows that left since the previous call of this method."""
         total, self._rows_total = self._rows_total, 0
         return total
@@ -428,7 +428,7 @@ class ProcessorHost:
 
     def report(self) -> RangeReport:
         """The account of the range, once its rows have left."""
-        return self._progress.report(self._lease_key, self.rows.count())
+        return self._progress.report(self._lease_key, self.rows.take_count())
 
     def _make_context(
         self, user_code: type[RecordProcessor], begin: ExtendedSequenceNumber, times: EventTimes

@@ -20,11 +20,11 @@ import msgspec
 from kclrun.config.rules import unused_settings
 from kclrun.config.schema import Settings
 from kclrun.errors import KclrunError
+from kclrun.files.durable import write_report
 from kclrun.lifecycle.stopping import STOP_SIGNALS, StopPlan
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.logs import EventLog
 from kclrun.observe.sample import ManagerSample
-from kclrun.outputs.durable_files import write_report
 from kclrun.spark.engine.versions import Capabilities, installed
 from kclrun.spark.running.failures import failure_of
 from kclrun.spark.running.progress import RunCounts, read_lags, read_progress

@@ -139,7 +139,7 @@ _FORMAT: Final = "kclrun"
 _ORDER: Final = "__order{}"
 
 
-def write(
+def write(  # noqa: PLR0913 - public: the columns and options of a write, by name
     df: DataFrame,
     stream: str,
     *,

@@ -2,9 +2,9 @@
 
 from kclrun.model.shard import HashRange
 from kclrun.model.state import OF_PARENTS
-from kclrun.outputs.state_files import StateFiles
 from kclrun.state.beginning import inherited
 from kclrun.state.chain import read_chain
+from kclrun.state.stores.state_files import StateFiles
 from kclrun.state.timers import is_reserved
 
 

@@ -73,7 +73,7 @@ QUICK: Final[Mapping[str, tuple[str, ...]]] = {
     "state": (
         "tests/unit/calling/test_timers.py",
         "tests/unit/worker/test_lease_state.py",
-        "tests/unit/outputs/test_local_state.py",
+        "tests/unit/state/stores/test_local_state.py",
         "tests/unit/cli/test_cli_state.py",
     ),
 }

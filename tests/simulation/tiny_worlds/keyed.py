@@ -19,11 +19,11 @@ from kclrun.model.shard import ALL_HASH_KEYS
 from kclrun.model.time import Instant
 from kclrun.outputs.commits import Keyed
 from kclrun.outputs.sending import Outputs
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.protocol import reports
 from kclrun.state.chain import read_chain
 from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import LiveEntries, State
+from kclrun.state.stores.state_versions import StateVersions
 from kclrun.state.timers import Timer, is_reserved, timer_of
 from kclrun.worker.progress import Progress
 from kclrun.worker.timer_delivering import TimerClocks, TimerDelivery
@@ -122,8 +122,7 @@ class StatefulOwner(Owner):
         self.output = TableOutput(self.world.table, row.counter)
         self.outputs = Outputs(
             [("sql", self.output, PACE)],
-            post=self.post,
-            hold=self.hold,
+            self,
             now=self.now,
             state=Keyed(versions, self.live.undo, 0.0),
         )

@@ -144,8 +144,11 @@ class Owner:
     def post(self, event) -> None:
         self.events.append(event)
 
-    def hold(self, is_held) -> None:
+    def hold(self) -> None:
         raise AssertionError("two rows fill no buffer")
+
+    def release(self) -> None:
+        raise AssertionError("nothing is held")
 
     def now(self):
         return float(self.world.ticks)
@@ -183,9 +186,7 @@ class Owner:
     def begin(self, row) -> None:
         """K11, K12."""
         self.output = TableOutput(self.world.table, row.counter)
-        self.outputs = Outputs(
-            [("sql", self.output, PACE)], post=self.post, hold=self.hold, now=self.now
-        )
+        self.outputs = Outputs([("sql", self.output, PACE)], self, now=self.now)
         self.take_over(row)
 
     def take_over(self, row) -> None:

@@ -236,7 +236,7 @@ class ShardConsumer:
                 self._is_lost = True
                 return
             self.lease.position = row.checkpoint
-            self._processed = self._world.stream.number_of(self.key, row.checkpoint)
+            self._processed = self._world.stream.records.number_of(self.key, row.checkpoint)
             self._checkpointed = self._processed
             return
 
@@ -248,13 +248,13 @@ class ShardConsumer:
         self._oracles.java_reads(self)
         while self._goes_on:
             now_s = self._world.scheduler.now
-            fetched = stream.arrived(self.key, now_s)
+            fetched = stream.records.arrived(self.key, now_s)
             while self._goes_on and self._processed < fetched:
                 yield from self._process_batch(min(fetched, self._processed + _BATCH_MAX))
-            if self._goes_on and self._processed == stream.total(self.key):
+            if self._goes_on and self._processed == stream.records.total(self.key):
                 yield from self._end_shard()
                 return
-            arrives = stream.arrival_of(self.key, self._processed + 1)
+            arrives = stream.records.arrival_of(self.key, self._processed + 1)
             polls = math.ceil(min(max(0.0, arrives - now_s) / poll_s, _IDLE_POLLS_MAX))
             yield from sleep(self._jvm, max(1, polls) * poll_s)
 
@@ -272,7 +272,7 @@ class ShardConsumer:
         """A checkpoint of user code, which leaves a failure to the next checkpoint."""
         if self._processed == self._checkpointed:
             return
-        position = self._world.stream.position(self.key, self._processed)
+        position = self._world.stream.records.position(self.key, self._processed)
         processed = self._processed
         try:
             if self._chance.random() < _TWO_PHASES:

@@ -151,7 +151,7 @@ class MixedOracles(StormOracles):
         super().batch_begun(reader, first, last)
         if not self._was_stolen_from(reader):
             return
-        self._shard(reader.key).excuse(reader, "a Java worker stole its lease")
+        self.shards.of(reader.key).excuse(reader, "a Java worker stole its lease")
         if self._java.get(reader.key):
             beside_s = self._now() - self._stolen_s[reader.key]
             self.overlaps.kclrun_beside_java_s = max(self.overlaps.kclrun_beside_java_s, beside_s)
@@ -214,7 +214,7 @@ class MixedOracles(StormOracles):
     def java_batch_begun(self, reader: JavaReader, first: int, last: int) -> None:
         """As `batch_begun`, for a reader without a fence: its records may always come again, also
         after the shard's end."""
-        key, shard = reader.key, self._shard(reader.key)
+        key, shard = reader.key, self.shards.of(reader.key)
         self.gaps.begins(key, reader, self._now())
         for other, until_s in self._until_s.get(key, {}).items():
             if self._now() < until_s - _ROUNDING_S:
@@ -224,7 +224,7 @@ class MixedOracles(StormOracles):
         self._require_order(reader, first)
         self._java_next[reader] = last + 1
         shard.goes_on(reader, first)
-        arrived = self._stream.arrived(key, self._now())
+        arrived = self._stream.records.arrived(key, self._now())
         shard.excuse_all("a Java worker reads it")
         self.tally.duplicates += shard.begun(reader, first, last, arrived=arrived)
         shard.uncapped.add(reader)
@@ -236,7 +236,7 @@ class MixedOracles(StormOracles):
         """From the row's position on, without a gap, whichever other readers there are by now."""
         following = self._java_next.get(reader)
         if following is None:
-            following = min(first, self._shard(reader.key).checkpointed + 1)
+            following = min(first, self.shards.of(reader.key).checkpointed + 1)
         if first != following:
             words = f"{reader.who} was given record {first} where {following} follows"
             raise RuleBroken("I6", reader.key, words)

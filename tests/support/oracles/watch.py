@@ -37,12 +37,13 @@ class Oracles(FleetRecord):
         policy: WatchPolicy = _DEFAULT,
     ) -> None:
         super().__init__(stream, stories, now=now, row_of=row_of, policy=policy)
+        self._row_of = row_of
         self.cost = CostWatch(policy)
         self._letters = Letters(policy.poison_every) if policy.poison_every else None
         self._permissions = Permissions(now)
         self._pauses = PauseWatch(policy.failover_s)
         self._history = RowHistory()
-        self._lives = RowLives(stream, now, row_of, self.is_over)
+        self._lives = RowLives(stream, now, row_of, self.shards.is_over)
         self._causality = Causality(
             stream, row_of, self._lives, now=now, failover_s=policy.failover_s
         )
@@ -73,7 +74,7 @@ class Oracles(FleetRecord):
         self.coverage.seen("row_deleted_from_outside")
         self._permissions.row_deleted(row.key)
         self._lives.vanished(row.key)
-        self._shard(row.key).row_deleted()
+        self.shards.of(row.key).row_deleted()
 
     def write_answered(self, sender: str, change: Any, outcome: Outcome) -> None:
         super().write_answered(sender, change, outcome)
@@ -95,25 +96,25 @@ class Oracles(FleetRecord):
 
     def _row_created(self, change: Any, row: Lease) -> None:
         if self._lives.created(change, row):
-            self._shard(row.key).begins_again()
+            self.shards.of(row.key).begins_again()
             for child in self._stream.children_of(row.key):
                 self.gaps.unreadable(child.shard_id)
         if row.owner is not None:
             self._permissions.row_settled(row.key, row.owner)
-            self._shard(row.key).saved_late(self._number_of(row))
+            self.shards.of(row.key).saved_late(self._number_of(row))
 
     def _row_changed(self, sender: str, change: Any, before: Lease, after: Lease) -> None:
         if after.owner != before.owner:
             self._owner_changed(sender, change, before, after)
         is_moved = after.checkpoint != before.checkpoint
         if isinstance(change, Claim):
-            self._shard(after.key).claimed = self._number_of(after)
-            self._shard(after.key).adopted = 0
+            self.shards.of(after.key).claimed = self._number_of(after)
+            self.shards.of(after.key).adopted = 0
         if is_moved:
             self._moved(change, after)
 
     def _owner_changed(self, sender: str, change: Any, before: Lease, after: Lease) -> None:
-        shard = self._shard(after.key)
+        shard = self.shards.of(after.key)
         shard.claimed = None
         is_given = after.owner in {None, OFFERED} and not is_passed_on(sender, change)
         if is_given:
@@ -127,7 +128,7 @@ class Oracles(FleetRecord):
 
     def _moved(self, change: Any, after: Lease) -> None:
         """The row has a new position."""
-        shard = self._shard(after.key)
+        shard = self.shards.of(after.key)
         number = self._number_of(after)
         if after.is_ended and not shard.is_over:
             raise RuleBroken("I1", after.key, "ended before its last record was processed")
@@ -142,8 +143,8 @@ class Oracles(FleetRecord):
     def _number_of(self, row: Lease) -> int:
         """The number of records that its position covers. Raises: RuleBroken past the last
         processed record."""
-        number = self._stream.number_of(row.key, row.checkpoint)
-        processed = self._shard(row.key).processed
+        number = self._stream.records.number_of(row.key, row.checkpoint)
+        processed = self.shards.of(row.key).processed
         if number > processed:
             words = f"{row.checkpoint} is past the {processed} processed records"
             raise RuleBroken("I2b", row.key, words)
@@ -161,38 +162,38 @@ class Oracles(FleetRecord):
         super().delivery_stopped(reader)
 
     def ended_uncleanly(self, reader: Reader, why: str = "its end without an exit") -> None:
-        self._shard(reader.key).excuse(reader, why)
+        self.shards.of(reader.key).excuse(reader, why)
         super().ended_uncleanly(reader, why)
 
     def ended_in_order(self, reader: Reader) -> None:
         """It had time to checkpoint; with manual checkpoints, user code had."""
         if self._policy.is_manual:
-            self._shard(reader.key).excuse(reader, _NOT_CHECKPOINTED)
+            self.shards.of(reader.key).excuse(reader, _NOT_CHECKPOINTED)
         super().ended_in_order(reader)
 
     def outputs_adopted(self, reader: Reader, number: int) -> None:
         """Its outputs have the rows up to this record already: it begins behind it [K12]."""
-        self._shard(reader.key).adopted = number
+        self.shards.of(reader.key).adopted = number
 
     def batch_begun(self, reader: Reader, first: int, last: int) -> None:
         self._permissions.begins(reader)
-        if self._shard(reader.key).is_new(reader):
+        if self.shards.of(reader.key).is_new(reader):
             self._permissions.require_waited(reader, self._row_of(reader.key))
         self._check_batch(reader, first, last)
 
     def _check_batch(self, reader: Reader, first: int, last: int) -> None:
         """Check the rules that hold for every reader, with a fence or without."""
-        key, shard = reader.key, self._shard(reader.key)
+        key, shard = reader.key, self.shards.of(reader.key)
         self._require_open(reader)
         self._pauses.require_not_paused(reader, self._row_of(LeaseKey(key)), self._now())
         if not shard.has_begun:
             self._causality.require_parents_ended(reader)
-        arrived = self._stream.arrived(key, self._now())
+        arrived = self._stream.records.arrived(key, self._now())
         self.cost.delivered(key, last - first + 1)
         repeated = shard.begun(reader, first, last, arrived=arrived)
         if repeated:
             self.coverage.seen("repeated_after_an_unclean_end")
-        self._count_batch(last - first + 1, repeated)
+        self.tally.count_batch(last - first + 1, repeated)
 
     def _require_open(self, reader: Reader) -> None:
         """I3: raises RuleBroken if its shard has ended."""
@@ -208,7 +209,7 @@ class Oracles(FleetRecord):
             self._letters.processed(reader.key, first, last)
 
     def left_out_before(self, reader: Reader, number: int) -> None:
-        given_up = self._shard(reader.key).left_out_before(reader, number)
+        given_up = self.shards.of(reader.key).left_out_before(reader, number)
         if self._letters is not None:
             self._letters.wanted(reader.key, given_up)
 
@@ -223,7 +224,7 @@ class Oracles(FleetRecord):
         self.cost.asked_to_checkpoint(reader.key)
 
     def shard_exhausted(self, reader: Reader) -> None:
-        if self._shard(reader.key).processed < (self._stream.total(reader.key) or 0):
+        if self.shards.of(reader.key).processed < (self._stream.records.total(reader.key) or 0):
             raise RuleBroken("I1", reader.key, "exhausted before its last record was processed")
         super().shard_exhausted(reader)
 

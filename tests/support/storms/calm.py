@@ -219,8 +219,8 @@ class Calm:
     def _backlog(self, log: ShardLog) -> int:
         """The number of records that its row does not cover."""
         stream, row = self._fleet.stream, self._fleet.table.row(LeaseKey(log.shard_id))
-        covered = stream.number_of(log.shard_id, row.checkpoint) if row is not None else 0
-        return stream.arrived(log.shard_id, self._fleet.scheduler.now) - covered
+        covered = stream.records.number_of(log.shard_id, row.checkpoint) if row is not None else 0
+        return stream.records.arrived(log.shard_id, self._fleet.scheduler.now) - covered
 
     def _unread_max_s(self) -> float:
         """The longest time that a record waits, for a poll and for the batches before it."""
@@ -231,7 +231,7 @@ class Calm:
         depth: dict[str, int] = {}
         for log in self._fleet.stream.shards():
             above = max((depth[parent] for parent in log.parents), default=0)
-            depth[log.shard_id] = above + (not self._fleet.observer.is_over(log.shard_id))
+            depth[log.shard_id] = above + (not self._fleet.observer.shards.is_over(log.shard_id))
         return max(depth.values())
 
     # State.
@@ -321,7 +321,7 @@ class Calm:
         held: dict[str, list[float]] = {owner: [] for owner in loads}
         for row in self._work():
             if row.owner in held and not fleet.stream.is_closed(row.key):
-                held[row.owner].append(fleet.stream.bytes_per_s(row.key))
+                held[row.owner].append(fleet.stream.records.bytes_per_s(row.key))
         for heavy, load in loads.items():
             if load <= (HEAVY_ABOVE + _LOAD_SLACK) * mean or load - mean < _WORTH_BYTES_PER_S:
                 continue

@@ -6,8 +6,9 @@ from functools import partial
 import msgspec
 
 from kclrun.protocol.writes import ResumeLease
+from kclrun.simulation.arrivals import Traffic
 from kclrun.simulation.network import FaultRates
-from kclrun.simulation.shards import StreamFaults, Traffic
+from kclrun.simulation.shards import StreamFaults
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
 from tests.support.java.fleet import MixedFleet

@@ -165,7 +165,7 @@ class Store:
             self._follow_the_words(after)
         if after is None or before is None or after.checkpoint == before.checkpoint:
             return
-        done = self._stream.number_of(after.key, after.checkpoint)
+        done = self._stream.records.number_of(after.key, after.checkpoint)
         if isinstance(change, ItemWrite):
             self.seen["moved"] += after.is_moved_past_outputs
             self._passed[after.key] = max(self._passed[after.key], done)
@@ -285,9 +285,9 @@ class ProcessWithOutputs(LeaseProcess):
         ]
         start = checkpoint if self.life.policy.is_manual else min(reached)
         self._settled = self._start_number = start
-        self._start = (
-            row.checkpoint if start == checkpoint else self._stream.position(self.key, start)
-        )
+        self._start = row.checkpoint
+        if start != checkpoint:
+            self._start = self._stream.records.position(self.key, start)
         if start > checkpoint:
             self.store.seen["adopted"] += 1
             self._observer.outputs_adopted(self, start)
@@ -393,7 +393,7 @@ class ProcessWithOutputs(LeaseProcess):
         return self.store.chance.random() < share
 
     def _number(self, position: ExtendedSequenceNumber) -> int:
-        return self._stream.number_of(self.key, position)
+        return self._stream.records.number_of(self.key, position)
 
     def _position(
         self, number: int, asked: commands.CommitOutputs | None = None
@@ -402,7 +402,7 @@ class ProcessWithOutputs(LeaseProcess):
             return SHARD_END
         if number <= self._start_number:
             return self._start
-        return self._stream.position(self.key, number)
+        return self._stream.records.position(self.key, number)
 
     def _cursors(self, asked: commands.CommitOutputs | None = None) -> dict[str, Cursor]:
         return {

@@ -13,9 +13,9 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.leases.manager import LeaseManager
+from kclrun.simulation.arrivals import Traffic
 from kclrun.simulation.fleet import BOOT_SPREAD_S, Fleet
 from kclrun.simulation.process import LeaseProcess
-from kclrun.simulation.shards import Traffic
 from kclrun.simulation.stories import RuleBroken
 from tests.support.java.fleet import MixedFleet
 from tests.support.storms.calm import Calm, MixedCalm
@@ -90,7 +90,8 @@ def require_all_bounded(fleet: Fleet) -> None:
             for_process = int(2 * waiting_s / settings.poll_s)
             if user_code.is_manual:
                 for_process = settings.uncheckpointed_max
-            events_max = waiting_s * stream.records_per_s(process.key) if settings.fan_out else 0
+            rate = stream.records.records_per_s(process.key)
+            events_max = waiting_s * rate if settings.fan_out else 0
             held_max = for_process + int(events_max)
             require_bounded(process.who, process.key, process.life, held_max)
 

@@ -8,8 +8,9 @@ from typing import Literal
 
 import msgspec
 
+from kclrun.simulation.arrivals import RECORD_BYTES
 from kclrun.simulation.network import FaultRates
-from kclrun.simulation.shards import RECORD_BYTES, StreamFaults
+from kclrun.simulation.shards import StreamFaults
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
 

@@ -36,7 +36,6 @@ from kclrun.model.state import is_own_version
 from kclrun.model.time import WallTime
 from kclrun.outputs.commits import Keyed
 from kclrun.outputs.sending import Outputs
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.processor import Context, RecordCall, RecordContext
 from kclrun.protocol import reports
 from kclrun.simulation.delivery_queue import SimulatedDeliveryQueue
@@ -45,7 +44,9 @@ from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
 from kclrun.state.chain import Entries, read_chain
 from kclrun.state.keyed import LiveEntries, Undoable
+from kclrun.state.stores.state_versions import StateVersions
 from tests.support.contexts import made_context
+from tests.support.outputs_host import FakeHost
 from tests.support.storms.outputs import ProcessWithOutputs
 from tests.support.storms.playing import Played, play
 from tests.support.storms.profile import Profile, Strike, StrikeKind
@@ -122,7 +123,7 @@ class Folds:
     def _inherited(self, shard: str) -> Values:
         values: Values = {}
         for parent in self._stream.parents_of(shard):
-            total = self._stream.total(parent)
+            total = self._stream.records.total(parent)
             assert total is not None, "a parent is closed"
             for key, of in self.at(parent, total).items():
                 if effective_hash_key(key, None) in self._range_of(shard):
@@ -183,7 +184,7 @@ class VersionsOfWorld:
         except SettingsError as error:
             raise RuleBroken("K13", shard, f"its row names a version, and {error}") from None
         self._needed[shard] = frozenset(chain.names)
-        number = self._stream.number_of(shard, row.checkpoint)
+        number = self._stream.records.number_of(shard, row.checkpoint)
         found, expected = _decoded(entries), self._folds.at(shard, number)
         self.seen["checked"] += 1
         for key in sorted({*found, *expected}):
@@ -363,7 +364,7 @@ class RecordsQueue(SimulatedDeliveryQueue):
         first, self._upto = batch.first + self._upto, upto
         last = batch.first + upto - 1
         self._observer.batch_processed(self._reader, first, last)
-        position = self._stream.position(self._key, last)
+        position = self._stream.records.position(self._key, last)
         self.process.settle(position, changes)
         self._post(events.BatchProcessed(position))
 
@@ -424,8 +425,7 @@ class ProcessWithState(ProcessWithOutputs):
         self.context = self._make_context(self._live)
         self.outputs = Outputs(
             [],
-            post=self._post_of_outputs,
-            hold=lambda _: None,
+            FakeHost(self._post_of_outputs),
             now=self.machine.instant,
             state=Keyed(self._versions, self._live.undo, RETAIN_S),
         )

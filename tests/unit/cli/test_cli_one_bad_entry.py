@@ -14,10 +14,10 @@ from kclrun.cli.page.reading import FleetReader
 from kclrun.errors import AccessDenied
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.outputs.state_files import StateFiles
 from kclrun.protocol.writes import Refused
 from kclrun.spark.offsets import Offset, StreamIs, encode_offset
 from kclrun.spark.positions import Position, after
+from kclrun.state.stores.state_files import StateFiles
 from kclrun.state.versions import Version, encode_version, version_name
 from tests.unit.cli.memory_site import CONFIG, Site, key, site_for
 

@@ -24,6 +24,7 @@ from kclrun.cli.times import GivenTime
 from kclrun.config.load import settings_of
 from kclrun.config.units import StartPosition
 from kclrun.errors import AccessDenied, NotFound, SettingsError, Throttled, Unavailable
+from kclrun.local.server import NewStreams
 from kclrun.model.record import Record
 from kclrun.model.retries import Retries
 from kclrun.model.sequence import LATEST
@@ -452,10 +453,8 @@ def test_credentials_are_a_key_and_a_secret(given, monkeypatch):
     monkeypatch.setattr("kclrun.local.server.run_local", lambda *a, **k: seen.append((a, k)) or 5)
     monkeypatch.setattr(local, "stop_signals", lambda: STOPS["stop_signals"])
     assert run_program(["local", "--port", "0", "--limits", "--credentials", "a:b"]) == 5
-    given_on = {"limits": True, "credentials": ("a", "b"), "streams": {}} | STOPS
-    assert seen == [
-        ((0,), given_on | {"hosts": (), "serves_moto_api": False} | {"region": "us-east-1"})
-    ]
+    given_on = {"limits": True, "credentials": ("a", "b"), "streams": NewStreams({})} | STOPS
+    assert seen == [((0,), given_on | {"hosts": (), "serves_moto_api": False})]
 
 
 def test_names_and_the_interface_of_moto_are_given_on(monkeypatch):

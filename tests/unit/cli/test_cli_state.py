@@ -9,8 +9,8 @@ import pytest
 from kclrun.cli.replay import command, rebuild
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.outputs.state_files import StateFiles
 from kclrun.protocol.writes import Applied, OutcomeUnknown, Refused, Take
+from kclrun.state.stores.state_files import StateFiles
 from kclrun.state.versions import Version, encode_version, version_name
 from tests.unit.cli.memory_site import CONFIG, JAVA, A, key, site_for
 

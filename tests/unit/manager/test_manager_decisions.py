@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from kclrun.files.durable import write_report
 from kclrun.manager import report_writer
 from kclrun.manager.launcher import lease_environment
 from kclrun.manager.report_writer import ReportWriter
@@ -13,7 +14,6 @@ from kclrun.manager.ring_reader import exit_code_of, exit_words
 from kclrun.manager.watch import fleet_failover_s
 from kclrun.manager.world import RunNames
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
-from kclrun.outputs.durable_files import write_report
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from tests.support.tables import over_rows
 from tests.unit.leases.manager_life import OTHER, THIRD, ManagerLife, row

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kclrun.errors import SinkError
+from kclrun.files.durable import close_locked, failure
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.outputs.durable_files import close_locked
-from kclrun.outputs.marks import Mark, MarksFile, failure, open_at, parse_marks
+from kclrun.outputs.marks import Mark, MarksFile, open_at, parse_marks
 from tests.support.tables import over_rows
 
 MARKS = [Mark(ExtendedSequenceNumber(str(number)), number * 10) for number in (1, 20, 300)]

@@ -17,6 +17,7 @@ from kclrun.outputs.sending import Outputs
 from kclrun.protocol.reports import Report, RowsWereRefused
 from tests.support.build import position as at
 from tests.support.memory_output import Destination, MemoryOutput
+from tests.support.outputs_host import FakeHost
 
 AT_ONCE = Pace(0.0, 0, 1_000)
 BOTH = ("a", "b")
@@ -71,8 +72,7 @@ class Life:
         self.memory = [Picky(each) for each in there]
         self.outputs = Outputs(
             [(chr(97 + i), each, AT_ONCE) for i, each in enumerate(self.memory)],
-            post=self.events.append,
-            hold=lambda _: None,
+            FakeHost(self.events.append),
             now=lambda: self.now,
             trials=RowTrials(trial, self.events.append, self.reports.append, lambda: self.now),
         )
@@ -273,8 +273,7 @@ def test_a_run_does_not_wait_at_its_tip_for_rows_that_cannot_be_refused_or_while
 
     plain = Outputs(
         [("a", MemoryOutput(destination(), 1, []), AT_ONCE)],
-        post=lambda _: None,
-        hold=lambda _: None,
+        FakeHost(lambda _: None),
         now=lambda: Instant(1.0),
     )
     plain.begin(TRIM_HORIZON, {}, may_adopt=False)

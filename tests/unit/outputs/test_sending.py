@@ -20,6 +20,7 @@ from kclrun.outputs.sending import Outputs
 from tests.patience import HUNG_S
 from tests.support.build import position as at
 from tests.support.memory_output import Destination, MemoryOutput
+from tests.support.outputs_host import FakeHost
 
 AT_ONCE = Pace(0.0, 0, 1_000)
 ROLLED = Pace(60.0, 200, 1_000)
@@ -40,8 +41,7 @@ class Lease:
         ]
         self.outputs = Outputs(
             [(chr(97 + i), each, pace) for i, (each, pace) in enumerate(zip(self.memory, paces))],  # noqa: B905
-            post=self.events.append,
-            hold=self.held.append,
+            FakeHost(self.events.append, self.held),
             now=lambda: self.now,
             is_manual=is_manual,
         )
@@ -291,8 +291,9 @@ def test_the_thread_serves_requests_and_due_rolls_and_ends_at_close():
     clock = iter(range(1, 10**6))
     lease.outputs = Outputs(
         [("a", lease.memory[0], AT_ONCE), ("b", lease.memory[1], Pace(0.02, 10_000, 10_000))],
-        post=lambda event: heard.set() if getattr(event, "upto", None) == at(2) else None,
-        hold=lease.held.append,
+        FakeHost(
+            lambda event: heard.set() if getattr(event, "upto", None) == at(2) else None, lease.held
+        ),
         now=lambda: Instant(next(clock) / 1_000),
     )
     lease.outputs.begin(TRIM_HORIZON, {}, may_adopt=True)

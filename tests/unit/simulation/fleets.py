@@ -1,7 +1,7 @@
 """Small fleets for the tests of the simulator. Not a test."""
 
+from kclrun.simulation.arrivals import Traffic
 from kclrun.simulation.fleet import Fleet
-from kclrun.simulation.shards import Traffic
 from kclrun.simulation.world import FleetSettings
 from tests.support.storms.coverage import StormOracles
 

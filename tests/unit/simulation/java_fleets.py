@@ -1,6 +1,6 @@
 """Fleets with Java workers for the tests of the simulator. Not a test."""
 
-from kclrun.simulation.shards import Traffic
+from kclrun.simulation.arrivals import Traffic
 from kclrun.simulation.world import FleetSettings
 from tests.support.java.fleet import MixedFleet
 

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from kclrun.simulation.arrivals import Traffic
 from kclrun.simulation.fleet import Fleet
-from kclrun.simulation.shards import Traffic
 from kclrun.simulation.world import FleetSettings
 from tests.support.oracles.watch import Oracles
 

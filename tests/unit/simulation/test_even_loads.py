@@ -3,8 +3,9 @@
 import pytest
 
 from kclrun.leases.load import HEAVY_ABOVE
+from kclrun.simulation.arrivals import Traffic
 from kclrun.simulation.fleet import Fleet
-from kclrun.simulation.shards import ShardStream, Traffic
+from kclrun.simulation.shards import ShardStream
 from kclrun.simulation.world import FleetSettings
 from tests.support.oracles.watch import Oracles
 
@@ -76,18 +77,18 @@ def test_an_even_stream_moves_no_lease():
 def test_shards_share_the_traffic_of_the_stream_also_after_a_reshard(skew):
     stream = ShardStream(5, Traffic(records_per_s=100.0, record_bytes=1000, skew=skew))
 
-    assert sum(map(stream.records_per_s, stream.open_ids())) == pytest.approx(100.0)
-    parent = max(stream.open_ids(), key=stream.records_per_s)
-    before = stream.records_per_s(parent)
+    assert sum(map(stream.records.records_per_s, stream.open_ids())) == pytest.approx(100.0)
+    parent = max(stream.open_ids(), key=stream.records.records_per_s)
+    before = stream.records.records_per_s(parent)
     stream.split(parent, 10.0)
 
     children = [child.shard_id for child in stream.children_of(parent)]
-    assert sum(map(stream.records_per_s, children)) == pytest.approx(before)
-    assert sum(map(stream.bytes_per_s, stream.open_ids())) == pytest.approx(100_000.0)
+    assert sum(map(stream.records.records_per_s, children)) == pytest.approx(before)
+    assert sum(map(stream.records.bytes_per_s, stream.open_ids())) == pytest.approx(100_000.0)
 
 
 def test_a_skew_makes_shards_unequal():
     even, skewed = (ShardStream(10, Traffic(records_per_s=100.0, skew=skew)) for skew in (0.0, 1.0))
 
-    assert max(map(even.records_per_s, even.open_ids())) == pytest.approx(10.0)
-    assert max(map(skewed.records_per_s, skewed.open_ids())) > 15.0
+    assert max(map(even.records.records_per_s, even.open_ids())) == pytest.approx(10.0)
+    assert max(map(skewed.records.records_per_s, skewed.open_ids())) > 15.0

@@ -179,7 +179,7 @@ def moved(row, **fields):
 def a_position_that_goes_back(world, reader):
     world.read(reader, 1, 100)
     world.checkpoint(reader, 100)
-    row, back = world.row(reader.key), world.stream.position(reader.key, 50)
+    row, back = world.row(reader.key), world.stream.records.position(reader.key, 50)
     change = Checkpoint(reader.key, ME, row.counter, back, row.checkpoint)
     yield
     world.wrote(reader.who, change, row, moved(row, checkpoint=back))
@@ -473,7 +473,7 @@ def a_child_that_is_created_before_its_parent_was_read_out(world, reader):
 @fault("I11: was created at")
 def a_child_that_is_created_past_its_first_record(world, reader):
     children = read_out(world, reader)
-    late = world.lease(children[0], checkpoint=world.stream.position(children[0], 5))
+    late = world.lease(children[0], checkpoint=world.stream.records.position(children[0], 5))
     yield
     world.write("a:h:1", CreateLease(late))
 

@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 from kclrun.errors import InvariantViolation
+from kclrun.simulation.arrivals import Traffic
 from kclrun.simulation.delivery_queue import SimulatedDeliveryQueue
 from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.network import FaultRates
 from kclrun.simulation.process import LeaseProcess
-from kclrun.simulation.shards import StreamFaults, Traffic
+from kclrun.simulation.shards import StreamFaults
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
 from tests.support.oracles.watch import Oracles

@@ -12,9 +12,9 @@ import pytest
 from kclrun.lease.commands import AllowDelivery
 from kclrun.leases.capacity import RECOVERY_MAX_S
 from kclrun.protocol.reports import ProcessorFailed
+from kclrun.simulation.arrivals import Traffic
 from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.process import LeaseProcess
-from kclrun.simulation.shards import Traffic
 from kclrun.simulation.world import FleetSettings
 from tests.examples import seeds
 from tests.support.oracles.watch import Oracles

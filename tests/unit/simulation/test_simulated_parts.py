@@ -8,8 +8,9 @@ from kclrun.leases.commands import StartProcess
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.protocol.writes import CreateLease
+from kclrun.simulation.arrivals import Traffic
 from kclrun.simulation.machine import NonceLocks
-from kclrun.simulation.shards import ShardStream, StreamFaults, Traffic
+from kclrun.simulation.shards import ShardStream, StreamFaults
 from kclrun.simulation.stories import ReadingGaps, RuleBroken, Stories, clock
 from tests.support.oracles.watch import Oracles
 from tests.support.tables import over_rows

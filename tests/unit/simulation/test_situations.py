@@ -9,8 +9,9 @@ import pytest
 
 from kclrun.errors import InvariantViolation
 from kclrun.simulation import fleet as fleet_module
+from kclrun.simulation.arrivals import Traffic
 from kclrun.simulation.clocks import Scheduler
-from kclrun.simulation.shards import StreamFaults, Traffic
+from kclrun.simulation.shards import StreamFaults
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
 from tests.support.java.fleet import MixedFleet

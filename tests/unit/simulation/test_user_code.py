@@ -145,7 +145,7 @@ def test_records_that_fail_for_ever_are_given_up_and_all_others_processed():
 
     done = [each.last for each in at.of(events.BatchProcessed)]
     assert done == sorted(done)
-    assert at.world.stream.number_of(at.reader.key, done[-1]) == 600
+    assert at.world.stream.records.number_of(at.reader.key, done[-1]) == 600
     assert at.of(ProcessorFailed) == []
     assert "record_given_up" in at.world.seen
 
@@ -213,7 +213,7 @@ def test_what_a_checkpoint_of_a_call_that_raised_covers_is_not_given_again():
     at.open()
     at.run(0.5)
     [asked] = at.of(events.CheckpointRequested)
-    covered = at.world.stream.number_of(at.reader.key, asked.position)
+    covered = at.world.stream.records.number_of(at.reader.key, asked.position)
 
     at.world.checkpoint(at.reader, covered)
     at.queue.note_durable(asked.position)

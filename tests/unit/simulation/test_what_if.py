@@ -53,7 +53,7 @@ class ShownFleet:
             traffic=SimpleNamespace(skew=skew),
             open_count=lambda: len(self.rates),
             open_ids=lambda: range(len(self.rates)),
-            bytes_per_s=lambda number: self.rates[number],
+            records=SimpleNamespace(bytes_per_s=lambda number: self.rates[number]),
         )
 
     def shards_by_owner(self):

@@ -18,8 +18,9 @@ from kclrun.protocol.writes import (
     Take,
     keys_of,
 )
+from kclrun.simulation.arrivals import Traffic
 from kclrun.simulation.observer import WatchPolicy
-from kclrun.simulation.shards import ShardStream, Traffic
+from kclrun.simulation.shards import ShardStream
 from kclrun.simulation.stories import Stories
 from tests.support.storms.coverage import StormOracles
 
@@ -105,18 +106,18 @@ class Watched:
 
     def checkpoint(self, reader, number):
         last = self.row(reader.key).checkpoint
-        self.as_owner(reader, Checkpoint, self.stream.position(reader.key, number), last)
+        self.as_owner(reader, Checkpoint, self.stream.records.position(reader.key, number), last)
 
     def release(self, reader, number):
         self.observer.delivery_stopped(reader)
         last = self.row(reader.key).checkpoint
-        self.as_owner(reader, Release, self.stream.position(reader.key, number), last)
+        self.as_owner(reader, Release, self.stream.records.position(reader.key, number), last)
         self.observer.ended_in_order(reader)
 
     def offer(self, reader, number, to=None):
         self.observer.delivery_stopped(reader)
         last = self.row(reader.key).checkpoint
-        self.as_owner(reader, Offer, self.stream.position(reader.key, number), last, to)
+        self.as_owner(reader, Offer, self.stream.records.position(reader.key, number), last, to)
         self.observer.ended_in_order(reader)
 
     # User code.
@@ -127,7 +128,7 @@ class Watched:
 
     def read_out(self, reader):
         """Everything the closed shard holds, and its end."""
-        total = self.stream.total(reader.key)
+        total = self.stream.records.total(reader.key)
         self.read(reader, 1, total)
         self.observer.shard_exhausted(reader)
         return total

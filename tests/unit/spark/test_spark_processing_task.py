@@ -445,8 +445,8 @@ def test_rows_leave_in_batches_of_bounded_rows_and_bytes(monkeypatch, sizes, lea
         assert [each.num_rows for each in left] == cut
         numbers = [row["sequenceNumber"] for each in left for row in each.to_pylist()]
         assert numbers == list(map(str, sizes))
-        assert rows.count() == len(sizes)
-        assert rows.count() == 0
+        assert rows.take_count() == len(sizes)
+        assert rows.take_count() == 0
 
 
 def test_rows_leave_while_the_task_still_reads(world):

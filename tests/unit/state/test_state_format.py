@@ -12,7 +12,6 @@ from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import OF_PARENTS
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.state import chain as chains
 from kclrun.state.beginning import (
     Empty,
@@ -23,6 +22,7 @@ from kclrun.state.beginning import (
     parents_to_read,
 )
 from kclrun.state.chain import DELTAS_MAX, Chain, garbage, outlived, parts_of, read_chain
+from kclrun.state.stores.state_versions import StateVersions
 from kclrun.state.timers import WATERMARK, Step, Timer, entry_of
 from kclrun.state.versions import (
     FORMAT,

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from kclrun.errors import SinkError
-from kclrun.outputs.durable_files import create_file, make_folder, publish_file, remove_unfinished
-from kclrun.outputs.rolled_files import failing
+from kclrun.files.durable import create_file, failing, make_folder, publish_file, remove_unfinished
 
 _SUFFIX: Final = ".state"
 

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from kclrun.errors import OutputLocked, SettingsError
-from kclrun.outputs import durable_files
-from kclrun.outputs.durable_files import (
+from kclrun.files import durable as durable_files
+from kclrun.files.durable import (
     close_locked,
     open_locked,
     replace_file,

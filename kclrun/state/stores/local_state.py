@@ -25,9 +25,9 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.errors import HostFailed, OutputLocked, SettingsError, SinkError
+from kclrun.files.durable import close_locked, open_locked
 from kclrun.model.sequence import SHARD_END
 from kclrun.model.shard import HashRange, hash_key_of
-from kclrun.outputs.durable_files import close_locked, open_locked
 from kclrun.state.beginning import BOTH_HAVE, known_range
 from kclrun.state.chain import Chain
 from kclrun.state.kept import Versions

@@ -8,16 +8,18 @@ it [S13].
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from kclrun.errors import OutputLocked, SettingsError
+from kclrun.errors import OutputLocked, SettingsError, SinkError
 
 # The former holder is a process that is being ended: its exit frees the lock within milliseconds.
 _LOCK_POLL_S: Final = 0.02
@@ -222,3 +224,19 @@ def write_report(path: Path, report: msgspec.Struct) -> None:
         publish_file(path, data)
     except OSError as error:
         raise SettingsError(f"cannot write the report {path}: {error.strerror}") from None
+
+
+def failure(path: Path, verb: str, error: OSError) -> SinkError:
+    """The OS error as a SinkError: the file, the attempt, and the remedy."""
+    name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    hint = ": make room on the disk" if error.errno in {errno.ENOSPC, errno.EDQUOT} else ""
+    return SinkError(f"cannot {verb} {path}: {error.strerror or error} ({name}){hint}")
+
+
+@contextlib.contextmanager
+def failing(path: Path, verb: str) -> Iterator[None]:
+    """Raises: SinkError for an OSError, with the path."""
+    try:
+        yield
+    except OSError as error:
+        raise failure(path, verb, error) from error

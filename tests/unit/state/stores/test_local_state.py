@@ -22,12 +22,12 @@ from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import OF_PARENTS, PrefetchJob, StateDestination
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.outputs import local_state
-from kclrun.outputs.local_state import LocalEntries, sweep
-from kclrun.outputs.state_files import StateFiles
-from kclrun.outputs.state_versions import StateVersions
 from kclrun.state import chain
 from kclrun.state.keyed import LiveEntries
+from kclrun.state.stores import local_state
+from kclrun.state.stores.local_state import LocalEntries, sweep
+from kclrun.state.stores.state_files import StateFiles
+from kclrun.state.stores.state_versions import StateVersions
 from kclrun.state.timers import WATERMARK, Step, Timer
 from tests.patience import HUNG_S
 from tests.support.build import position as at
@@ -293,7 +293,7 @@ def test_a_commit_that_failed_in_a_part_is_repeated_with_the_same_versions(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from kclrun.outputs.state_files import StateFiles
+from kclrun.state.stores.state_files import StateFiles
 from tests.unit.outputs import test_local_state as rig
 
 class Store(StateFiles):

@@ -18,10 +18,10 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor
 from kclrun.model.shard import HashRange
 from kclrun.model.stream import ONLY_STREAM, qualified, shard_id_of, stream_of
-from kclrun.outputs.outbox import Boxes, decode_box, encode_box
 from kclrun.ports import VersionStore
 from kclrun.processor import Row
 from kclrun.state.beginning import Empty, OwnVersion, ParentVersions, beginning, parents_to_read
+from kclrun.state.boxes import Boxes, decode_box, encode_box
 from kclrun.state.chain import Chain, ChainReader, garbage, outlived, parts_of
 from kclrun.state.kept import KeptEntries, MemoryEntries
 from kclrun.state.keyed import CHANGE_BYTES, KeyValues, Undoable
