@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.patience import HUNG_S
-from tests.support.programs import run_to_end
 
 ROOT = Path(__file__).parents[2]
 TOOLS = [
@@ -48,10 +47,14 @@ def put_python(folder, script):
 
 
 def run_environment(tools, tmp_path, **more):
-    return run_to_end(
+    return subprocess.run(
         [str(ROOT / "bin" / "environment"), "local"],
         env={"PATH": str(tools), "KCLRUN_VENV": str(tmp_path / "venv"), "HOME": str(tmp_path)}
         | more,
+        capture_output=True,
+        text=True,
+        timeout=HUNG_S,
+        check=False,
     )
 
 
@@ -117,8 +120,12 @@ def test_the_spark_extra_is_asked_for_only_by_a_config_that_needs_it(
     config = tmp_path / "an app.yaml"
     config.write_text("application: orders\nengine: spark\n")
 
-    ran = run_to_end(
-        [str(copy / "kclrun"), *[each.replace("FILE", str(config)) for each in arguments]]
+    ran = subprocess.run(
+        [str(copy / "kclrun"), *[each.replace("FILE", str(config)) for each in arguments]],
+        capture_output=True,
+        text=True,
+        timeout=HUNG_S,
+        check=False,
     )
 
     assert ("spark" in ran.stderr.split()) == expects_spark
@@ -132,7 +139,13 @@ def test_the_launcher_works_from_a_folder_that_holds_one_named_kclrun(tmp_path):
     environment.chmod(0o755)
     (tmp_path / "kclrun" / "config").mkdir(parents=True)  # as beside a fresh clone
 
-    ran = run_to_end([tmp_path / "bin" / "kclrun", "--version"], cwd=tmp_path)
+    ran = subprocess.run(
+        [str(tmp_path / "bin" / "kclrun"), "--version"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HUNG_S,
+    )
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("kclrun ")
@@ -186,9 +199,12 @@ def test_an_environment_has_the_versions_of_the_lock(tmp_path, environment_funct
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
 
-    ran = run_to_end(
+    ran = subprocess.run(
         ["bash", "-c", '. "$1"; pinned', "bash", environment_functions],
         env={"PATH": os.environ["PATH"], "KCLRUN_VENV": str(tmp_path / "venv")},
+        capture_output=True,
+        text=True,
+        timeout=HUNG_S,
     )
 
     lock = (ROOT / "config" / "requirements" / "everything.lock").read_text()
@@ -222,9 +238,12 @@ def test_a_second_program_says_that_it_waits_for_the_environment(bare_machine, t
 
 
 def test_a_version_that_cannot_be_had_is_said_aloud(bare_machine, tmp_path):
-    ran = run_to_end(
+    ran = subprocess.run(
         [str(ROOT / "bin" / "interpreter"), "3.99"],
         env={"PATH": str(bare_machine), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=HUNG_S,
     )
 
     assert ran.returncode == 69
