@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import HUNG_S
+from tests.support.programs import run_to_end
 
 ROOT = Path(__file__).parents[2]
 TOOLS = [
@@ -47,14 +48,10 @@ def put_python(folder, script):
 
 
 def run_environment(tools, tmp_path, **more):
-    return subprocess.run(
+    return run_to_end(
         [str(ROOT / "bin" / "environment"), "local"],
         env={"PATH": str(tools), "KCLRUN_VENV": str(tmp_path / "venv"), "HOME": str(tmp_path)}
         | more,
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
-        check=False,
     )
 
 
@@ -120,12 +117,8 @@ def test_the_spark_extra_is_asked_for_only_by_a_config_that_needs_it(
     config = tmp_path / "an app.yaml"
     config.write_text("application: orders\nengine: spark\n")
 
-    ran = subprocess.run(
-        [str(copy / "kclrun"), *[each.replace("FILE", str(config)) for each in arguments]],
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
-        check=False,
+    ran = run_to_end(
+        [str(copy / "kclrun"), *[each.replace("FILE", str(config)) for each in arguments]]
     )
 
     assert ("spark" in ran.stderr.split()) == expects_spark
@@ -139,13 +132,7 @@ def test_the_launcher_works_from_a_folder_that_holds_one_named_kclrun(tmp_path):
     environment.chmod(0o755)
     (tmp_path / "kclrun" / "config").mkdir(parents=True)  # as beside a fresh clone
 
-    ran = subprocess.run(
-        [str(tmp_path / "bin" / "kclrun"), "--version"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
-    )
+    ran = run_to_end([tmp_path / "bin" / "kclrun", "--version"], cwd=tmp_path)
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("kclrun ")
@@ -199,12 +186,9 @@ def test_an_environment_has_the_versions_of_the_lock(tmp_path, environment_funct
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
 
-    ran = subprocess.run(
+    ran = run_to_end(
         ["bash", "-c", '. "$1"; pinned', "bash", environment_functions],
         env={"PATH": os.environ["PATH"], "KCLRUN_VENV": str(tmp_path / "venv")},
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
     )
 
     lock = (ROOT / "config" / "requirements" / "everything.lock").read_text()
@@ -238,12 +222,9 @@ def test_a_second_program_says_that_it_waits_for_the_environment(bare_machine, t
 
 
 def test_a_version_that_cannot_be_had_is_said_aloud(bare_machine, tmp_path):
-    ran = subprocess.run(
+    ran = run_to_end(
         [str(ROOT / "bin" / "interpreter"), "3.99"],
         env={"PATH": str(bare_machine), "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
     )
 
     assert ran.returncode == 69

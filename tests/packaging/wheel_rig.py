@@ -2,13 +2,12 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import venv
 from pathlib import Path
 
-from tests.patience import HUNG_S
+from tests.support.programs import run_to_end
 
 ROOT = Path(__file__).parents[2]
 # What an environment for development has and an installation of the dependencies has not.
@@ -72,9 +71,7 @@ class Environment:
 
 def pip(*arguments):
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    ran = subprocess.run(
-        [str(each) for each in command], capture_output=True, text=True, timeout=HUNG_S, check=False
-    )
+    ran = run_to_end(command)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 

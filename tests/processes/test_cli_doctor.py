@@ -11,19 +11,16 @@ import msgspec
 import pytest
 
 from kclrun.cli.startup import open_world
-from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.protocol.writes import Applied, CreateLease, Offer, Take
 from tests.patience import HUNG_S
 from tests.processes.cli_rig import Program, Site, called
+from tests.support.build import key
 
 pytestmark = pytest.mark.slow
 NUMBERS = itertools.count()
 DEAD, LIVE = "kclrun:az1:host1:nonce", "kclrun:az2:host2:nonce"
-
-
-def key(number):
-    return LeaseKey(f"shardId-{number:012d}")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from kclrun.lease.outputs import OutputCommits
 from kclrun.lease.policy import LeasePolicy
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.output import StoredCursors
-from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import OF_PARENTS
 from kclrun.model.time import Instant
@@ -20,6 +20,7 @@ from kclrun.outputs.lanes import Pace
 from kclrun.outputs.sending import Outputs
 from kclrun.outputs.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, State
+from tests.support.build import position as at
 from tests.support.memory_output import Destination, MemoryOutput
 from tests.support.memory_versions import MemoryVersions, Versions
 
@@ -35,10 +36,6 @@ POLICY = LeasePolicy(
     has_outputs=True,
     has_storing_outputs=True,
 )
-
-
-def at(number):
-    return ExtendedSequenceNumber(str(number)) if number else TRIM_HORIZON
 
 
 class World:
