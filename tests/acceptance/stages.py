@@ -6,7 +6,6 @@ Raises: AssertionError, or the errors of the service, for a check that failed.
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import yaml
 
 from tests.acceptance.account import Account
 from tests.patience import HUNG_S, until
-from tests.support.programs import run_to_end
+from tests.support.programs import run_to_end, started
 
 ROOT = Path(__file__).parents[2]
 RECORDS = 600
@@ -74,10 +73,9 @@ class Application:
 
     def start(self, *words, machine="a"):
         """kclrun as on a machine of its own."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "kclrun", *map(str, words), "--config", str(self.config)],
-            stdout=(self.folder / f"{machine}.log").open("ab"),
-            stderr=subprocess.STDOUT,
+        return started(
+            [sys.executable, "-m", "kclrun", *words, "--config", self.config],
+            self.folder / f"{machine}.log",
             cwd=self.folder,
             env=os.environ
             | {"PYTHONPATH": str(ROOT), "KCLRUN_STATE_DIR": str(self.folder / f"locks-{machine}")},

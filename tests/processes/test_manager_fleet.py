@@ -12,7 +12,7 @@ import pytest
 
 from tests.patience import HUNG_S, until
 from tests.processes.log_events import events_in
-from tests.support.programs import end_family
+from tests.support.programs import end_family, started
 
 pytestmark = pytest.mark.slow
 
@@ -23,31 +23,29 @@ class Fleet:
     def __init__(self, tmp_path, behaviour="obedient", *, grace_s=10.0, until="for-ever"):
         self.state = tmp_path / "state"
         self.report_path = tmp_path / "report.json"
-        self.log = (tmp_path / "log").open("w+")
-        self.process = subprocess.Popen(
+        self.log_path = tmp_path / "log"
+        self.process = started(
             [
-                *(sys.executable, ENTRIES / "fleet_program.py", behaviour, str(grace_s)),
+                *(sys.executable, ENTRIES / "fleet_program.py", behaviour, grace_s),
                 *(self.report_path, until),
             ],
+            self.log_path,
             env={
                 **os.environ,
                 "PYTHONPATH": str(ENTRIES),
                 "KCLRUN_STATE_DIR": str(self.state),
                 "COVERAGE_CANARY": "canary-of-the-environment",
             },
-            stdin=subprocess.DEVNULL,
-            stdout=self.log,
-            stderr=self.log,
         )
 
     def lines(self):
-        return events_in(Path(self.log.name).read_text())
+        return events_in(self.log_path.read_text())
 
     def of(self, event):
         return [line for line in self.lines() if line["event"] == event]
 
     def until(self, condition, timeout_s=HUNG_S):
-        until(condition, timeout_s, why=Path(self.log.name).read_text)
+        until(condition, timeout_s, why=self.log_path.read_text)
 
     def until_claimed(self, count=2):
         self.until(lambda: len(self.of("lease_claimed")) >= count)
@@ -64,7 +62,6 @@ class Fleet:
 
     def close(self):
         end_family(self.process)
-        self.log.close()
 
 
 @pytest.fixture
@@ -114,7 +111,7 @@ def test_no_secret_of_the_world_reaches_the_log(fleet):
     fleet.process.send_signal(signal.SIGTERM)
     fleet.exit_code()
 
-    text = Path(fleet.log.name).read_text()
+    text = fleet.log_path.read_text()
 
     assert "CANARY" not in text
     assert "canary" not in text
@@ -135,7 +132,7 @@ def test_a_run_until_caught_up_ends_by_itself(fleet):
     assert fleet.exit_code() == 0
     report = json.loads(fleet.report_path.read_text())
     assert report["exit_reason"] == "caught up"
-    assert "leases 2" in Path(fleet.log.name).read_text()
+    assert "leases 2" in fleet.log_path.read_text()
 
 
 def test_the_report_adds_up_over_restarts(fleet):

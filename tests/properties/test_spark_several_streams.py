@@ -10,7 +10,6 @@ import random
 
 import pytest
 
-from kclrun.errors import OffsetRefused
 from kclrun.model.stream import qualified_shards
 from kclrun.spark.options import SourceSettings, Start, StartKind, StreamAddress
 from kclrun.spark.stream_set import StreamsAdmin, StreamsReader
@@ -159,16 +158,3 @@ def test_rows_of_all_streams_come_once_and_in_order_and_streams_may_be_added(fir
         except BaseException:
             print(f"seed {seed}: replay with storm({seed})")
             raise
-
-
-def test_a_stream_that_is_left_out_is_refused_by_name():
-    world, query = storm(3)
-    start = query.start_of(query.committed)
-    world.read(world.several[1:])
-    query.settings = dataclasses.replace(
-        query.settings, address=StreamAddress(stream=",".join(world.several))
-    )
-    query.open()
-
-    with pytest.raises(OffsetRefused, match=r"none left out\n.*name orders,parcels"):
-        query.planner.known(start)

@@ -6,7 +6,6 @@ The wheel is copied to a name that ends in .zip: Spark puts nothing else on the 
 import json
 import os
 import shutil
-import subprocess
 import time
 
 import pyarrow.parquet as pq
@@ -18,7 +17,7 @@ from tests.packaging.wheel_rig import Environment, build_wheel, plain_environmen
 from tests.patience import HUNG_S, TEST_S
 from tests.spark.sink_rig import Kinesis
 from tests.spark.source_rig import REGION, credentials_in, in_order_of_each_key
-from tests.support.programs import end_family, run_to_end
+from tests.support.programs import end_family, run_to_end, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * TEST_S), pytest.mark.alone]
 
@@ -137,15 +136,7 @@ class Running:
 
     def __init__(self, command, environment, folder):
         self._log = folder / "driver.log"
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [str(each) for each in command],
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        self._process = started(command, self._log, cwd=folder, env=environment)
 
     def __enter__(self):
         return self

@@ -26,6 +26,18 @@ def needs(*programs):
         pytest.skip(f"not installed here: {', '.join(absent)}")
 
 
+def started(command, log_path, **how):
+    """A program that runs on; all that it writes is added to a file."""
+    with log_path.open("ab") as log:
+        return subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            **how,
+        )
+
+
 def run_to_end(command, *, timeout_s=HUNG_S, **how):
     """Run a program: how it ended, and both its outputs as text. A limit says that it hangs."""
     return subprocess.run(

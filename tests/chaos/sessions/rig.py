@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from tests.patience import HUNG_S, until
 from tests.processes.ledger_rig.application import Application
 from tests.processes.ledger_rig.aws import Aws
 from tests.processes.ledger_rig.states import kept_values
+from tests.support.programs import started
 
 SCHEMA = (
     "tailnum string, since_s long, until_s long, flights long, late_min long, carried_min long,"
@@ -131,16 +131,13 @@ class SessionsRun(two_managers.TwoManagers):
         (self._folder / "spark.yaml").write_text(yaml.safe_dump(settings))
 
     def _spark(self):
-        with (self._folder / "spark.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-P", "-m", "kclrun", "--config", self._folder / "spark.yaml"],
-                env=self._apps[0].environment,
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                process_group=0,
-            )
+        return started(
+            [sys.executable, "-P", "-m", "kclrun", "--config", self._folder / "spark.yaml"],
+            self._folder / "spark.log",
+            env=self._apps[0].environment,
+            cwd=self._folder,
+            process_group=0,
+        )
 
     # The verdict.
 

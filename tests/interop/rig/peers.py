@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ from tests.interop.rig.ledger import Ledger, judge
 from tests.interop.rig.world import Producer, Stream, World, until
 from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import Application
+from tests.support.programs import started
 
 _PROCESSORS = Path(__file__).parent / "processor"
 _MADE_UP_CREATION = 12345
@@ -39,21 +39,18 @@ class JavaWorker:
         }
         if rig.has_several:
             settings["streams"] = ",".join(stream.identifier for stream in rig.streams)
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    *("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
-                    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-                    *(f"-D{name}={value}" for name, value in settings.items()),
-                    *("-cp", consumer_classpath(version), "kclrun.LedgerConsumer"),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=rig.folder,
-                env={"PATH": os.environ["PATH"], "AWS_EC2_METADATA_DISABLED": "true"},
-                process_group=0,
-            )
+        self.process = started(
+            [
+                *("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+                "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+                *(f"-D{name}={value}" for name, value in settings.items()),
+                *("-cp", consumer_classpath(version), "kclrun.LedgerConsumer"),
+            ],
+            self.log_path,
+            cwd=rig.folder,
+            env={"PATH": os.environ["PATH"], "AWS_EC2_METADATA_DISABLED": "true"},
+            process_group=0,
+        )
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
@@ -103,26 +100,23 @@ class KclpyDaemon:
         properties = rig.folder / "kclpy.properties"
         properties.write_text("".join(f"{name} = {value}\n" for name, value in settings.items()))
         self.log_path = rig.folder / "kclpy.log"
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    *("java", "-Xmx256m", "-XX:+UseSerialGC", "-cp", classpath),
-                    "software.amazon.kinesis.multilang.MultiLangDaemon",
-                    *("--properties-file", properties),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=rig.folder,
-                env={
-                    "PATH": os.environ["PATH"],
-                    "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE",
-                    "AWS_SECRET_ACCESS_KEY": "secret",
-                    "AWS_EC2_METADATA_DISABLED": "true",
-                    "KCLRUN_RIG_LEDGER": str(rig.ledger.path),
-                },
-                process_group=0,
-            )
+        self.process = started(
+            [
+                *("java", "-Xmx256m", "-XX:+UseSerialGC", "-cp", classpath),
+                "software.amazon.kinesis.multilang.MultiLangDaemon",
+                *("--properties-file", properties),
+            ],
+            self.log_path,
+            cwd=rig.folder,
+            env={
+                "PATH": os.environ["PATH"],
+                "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE",
+                "AWS_SECRET_ACCESS_KEY": "secret",
+                "AWS_EC2_METADATA_DISABLED": "true",
+                "KCLRUN_RIG_LEDGER": str(rig.ledger.path),
+            },
+            process_group=0,
+        )
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)

@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 
 from tests.patience import HUNG_S
+from tests.support.programs import started
 
 _QUERY = Path(__file__).with_name("query.py")
 
@@ -18,12 +18,9 @@ class Driver:
     """One driver process with its JVM and its Python workers."""
 
     def __init__(self, order, log, *, python=sys.executable, env=None):
-        self._log = log.open("ab")
-        self.process = subprocess.Popen(
-            [python, str(_QUERY), json.dumps(order)],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
+        self.process = started(
+            [python, _QUERY, json.dumps(order)],
+            log,
             cwd=log.parent,
             env=os.environ | (env or {}),
             start_new_session=True,
@@ -49,7 +46,6 @@ class Driver:
             _send(process, signal.SIGKILL)
         self.process.wait(HUNG_S)
         psutil.wait_procs(family, timeout=HUNG_S)
-        self._log.close()
 
     def executors(self):
         """The JVMs of a local cluster's executors."""

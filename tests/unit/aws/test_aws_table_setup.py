@@ -310,6 +310,16 @@ def test_a_table_being_given_an_index_is_usable(server, scripted):
     assert ensured(scripted, "leases").status == "UPDATING"
 
 
+def test_the_mode_of_a_kcl_3_fleet_is_read_consistently(server, scripted):
+    server.reply(body=described("ACTIVE"))
+    server.reply(body=b"{}")
+    server.refuse(400, "ResourceNotFoundException")
+
+    ensured(scripted, "leases")
+
+    assert [b'"ConsistentRead": true' in each.body for each in server.requests[1:]] == [True, True]
+
+
 def test_where_the_coordinator_table_may_not_be_read_it_is_not_looked_at(server, scripted):
     server.reply(body=described("ACTIVE"))
     server.reply(body=b"{}")

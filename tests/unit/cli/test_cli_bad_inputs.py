@@ -320,11 +320,6 @@ def test_a_pipeline_written_in_c_whose_arguments_cannot_be_seen_is_loaded():
     assert load_pipeline("builtins:dict", ()) is dict
 
 
-def test_a_file_that_others_can_write_is_78(project, capsys):
-    assert check(project(mode=0o666)) == 78
-    assert "can be written by everybody (mode 0666)" in capsys.readouterr().err
-
-
 def test_the_schema_is_json(capsys):
     assert run_program(["check", "--schema"]) == 0
     assert '"title": "kclrun"' in capsys.readouterr().out

@@ -362,21 +362,6 @@ def test_a_body_is_read_to_its_end_and_no_further_than_its_bound(messages, body)
             asyncio.run(parts(messages))
 
 
-def test_a_stream_is_made_in_the_region_that_its_request_was_signed_for(embedded):
-    def made(name, authorization):
-        body = json.dumps({"StreamName": name, "ShardCount": 1}).encode()
-        headers = {"Authorization": authorization} if authorization else {}
-        post(embedded.endpoint, "Kinesis_20131202.CreateStream", body, headers)
-        body = json.dumps({"StreamName": name}).encode()
-        about = "Kinesis_20131202.DescribeStreamSummary"
-        _, _, reported = post(embedded.endpoint, about, body, headers)
-        return json.loads(reported)["StreamDescriptionSummary"]["StreamARN"].split(":")[3]
-
-    signed = "AWS4-HMAC-SHA256 Credential=k/20260101/eu-central-1/kinesis/aws4_request"
-    assert made("unsigned", None) == "us-east-1"
-    assert made("signed", signed) == "eu-central-1"
-
-
 class Behind:
     """A server behind the endpoint: it notes each request, and answers as a test says."""
 
