@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
-from typing_extensions import override
 
 from kclrun.calling.tracebacks import describe
 from kclrun.codec.row_lines import ROW_BYTES_MAX, encode_row_line
@@ -172,12 +171,10 @@ class SendingOutput(UserOutput):
         self._upto = Cursor(TRIM_HORIZON)
         self._is_away = False  # until the next commit
 
-    @override
     def begin(self, at: Cursor) -> Cursor:
         self._upto = at
         return super().begin(at)
 
-    @override
     def add(self, rows: Sequence[bytes], upto: Cursor) -> None:
         """As `Output.add`; it never fails. If a call fails, the next `commit` repeats it."""
         self._rows.extend(rows)
@@ -188,11 +185,9 @@ class SendingOutput(UserOutput):
                 self._send()
 
     @property
-    @override
     def unsent_bytes(self) -> int:
         return self._unsent_bytes
 
-    @override
     def commit(self) -> Cursor:
         self._send()
         return self._upto
@@ -210,7 +205,6 @@ class SendingOutput(UserOutput):
             self._unsent_bytes -= sum(map(len, part))
         self._is_away = False
 
-    @override
     def _unwritten(self) -> list[bytes]:
         return self._rows
 
@@ -236,8 +230,6 @@ class StoringOutput(UserOutput):
         self._sent: _Batch | None = None
         self._added: _Batch | None = None
 
-    @override
-    @override
     def begin(self, at: Cursor) -> Cursor:
         try:
             self._began = self._stored()
@@ -268,7 +260,6 @@ class StoringOutput(UserOutput):
                 f"{self._named}.begin returned a cursor that no commit stored: {error}"
             ) from None
 
-    @override
     def add(self, rows: Sequence[bytes], upto: Cursor) -> None:
         if self._added is None:
             self._added = _Batch([], upto)
@@ -277,12 +268,10 @@ class StoringOutput(UserOutput):
         self._added.size_bytes += sum(map(len, rows))
 
     @property
-    @override
     def unsent_bytes(self) -> int:
         batches = [batch for batch in (self._sent, self._added) if batch is not None]
         return sum(batch.size_bytes for batch in batches)
 
-    @override
     def commit(self) -> Cursor:
         while self._sent is not None or self._added is not None:
             if self._sent is None:
@@ -303,7 +292,6 @@ class StoringOutput(UserOutput):
             _call(output.commit, _unpacked(batch.rows), self._began, upto)
         self._began = upto
 
-    @override
     def _unwritten(self) -> list[bytes]:
         sent = self._sent
         if sent is not None and self._stored() == str(sent.upto):

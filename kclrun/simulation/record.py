@@ -215,5 +215,5 @@ class FleetRecord:
             if log.closed_at is not None and not is_ended and then > log.closed_at - WORLD_BEGAN_AT:
                 raise RuleBroken("L1", key, f"closed and not ended for {patience_s:g} s")
 
-    def _new_shard(self, key: str) -> ShardProgress:
+    def _new_shard(self, _key: str) -> ShardProgress:
         return ShardProgress()

@@ -6,10 +6,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, Unpack
 
 import msgspec
-from typing_extensions import Unpack
 
 from kclrun.calling.in_memory.life import Mode, Run
 from kclrun.codec.values import Decode

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import msgspec
-from typing_extensions import Unpack
 
 from kclrun.calling.in_memory.life import Life, Run
 from kclrun.calling.in_memory.records import inline_runner

@@ -135,7 +135,7 @@ def planted(file, old, new):
         ),
         pytest.param(
             "kclrun/reading/stream.py",
-            r"(def read\(\s+stream: str,\s+\*,)",
+            r"(def read\([^\n]*\s+stream: str,\s+\*,)",
             r"\1 role: str,",
             ["BREAK  kclrun.read(role) is new and has no default: a call of before fails"],
             id="a parameter is new and needed",

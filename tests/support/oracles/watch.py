@@ -241,5 +241,5 @@ class Oracles(FleetRecord):
         """Whether the row of one of its parents was deleted from outside and not written again."""
         return any(map(self._lives.is_vanished, self._stream.parents_of(key)))
 
-    def _new_shard(self, key: str) -> ShardDeliveries:
-        return ShardDeliveries(key, self._policy.uncheckpointed_max)
+    def _new_shard(self, _key: str) -> ShardDeliveries:
+        return ShardDeliveries(_key, self._policy.uncheckpointed_max)
