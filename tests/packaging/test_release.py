@@ -227,6 +227,23 @@ def test_a_bill_that_does_not_fit_the_schema_is_no_bill(bill, monkeypatch):
         listed(bill)
 
 
+@pytest.mark.usefixtures("bill")
+def test_the_last_lines_say_what_a_person_has_to_do_and_that_nothing_was_published(commits):
+    from tests.packaging.release import __main__ as command
+
+    files = [commits.checkout.folder / name for name in READY]
+    shown = command._next_steps(commits.checkout, files, is_rehearsal=False)
+
+    commit = commits.checkout.commit
+    assert f"git tag --sign --message 'kclrun 1.2.3' v1.2.3 {commit}" in shown
+    assert f"twine upload {files[0]} {files[1]}\n" in shown
+    for path in files:
+        assert f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path}\n" in shown
+    assert shown.splitlines()[-1] == "Nothing was uploaded, tagged or pushed."
+    rehearsed = command._next_steps(commits.checkout, files, is_rehearsal=True)
+    assert "twine" not in rehearsed
+
+
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.timeout(2 * TEST_S)

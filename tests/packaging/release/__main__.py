@@ -31,12 +31,12 @@ def main(arguments):
         with tempfile.TemporaryDirectory(prefix="kclrun-release-") as folder:
             made = _made(checkout, Path(folder))
             given.into.mkdir(parents=True, exist_ok=True)
-            kept = [given.into / path.name for path in made]
+            kept = [given.into.resolve() / path.name for path in made]
             for path, place in zip(made, kept, strict=True):
                 place.write_bytes(path.read_bytes())
     except (BuildFailed, bill.NotValid, contents.CheckFailed) as error:
         return _refused([str(error)])
-    print(_next_steps(checkout, given.into.resolve(), kept, is_rehearsal=given.rehearse))
+    print(_next_steps(checkout, kept, is_rehearsal=given.rehearse))
     return 0
 
 
@@ -86,7 +86,7 @@ def _sha256(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _next_steps(checkout, folder, files, *, is_rehearsal):
+def _next_steps(checkout, files, *, is_rehearsal):
     made = "\n".join(f"  {_sha256(path)}  {path}" for path in files)
     head = f"Built twice with the same bytes, and checked:\n\n{made}\n\n"
     if is_rehearsal:
