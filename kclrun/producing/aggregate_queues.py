@@ -3,7 +3,7 @@
 An aggregate of the next records of a shard is under way at a time, so the records of a shard arrive
 in their order. After a reshard, a record must not overtake an earlier one of its key that is still
 under way in an aggregate of the old shard. So a new shard waits for the old ones whose hash keys it
-has: for each, until its aggregate is settled and what is left of its queue has moved.
+has: for each, until its aggregate is settled and the rest of its queue has moved.
 """
 
 from __future__ import annotations

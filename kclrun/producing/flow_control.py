@@ -86,7 +86,7 @@ class ShardFlow:
     def __init__(self) -> None:
         self._slowness = 0.0
         self._slowed_at = self._slow_since = self._refused_at = self.resume_at = -math.inf
-        # The quota of what was sent lasts until then.
+        # The quota of the records sent so far lasts until then.
         self._quota_at = self._paced_until = -math.inf
         self._refusals = 0
         self._pause_max_s = self._slow_s = self._recovery_max_s = 0.0
@@ -128,7 +128,7 @@ class ShardFlow:
         self._slowness = min(SLOWNESS_MAX, self._slowness + 1.0)
         self._pause_max_s = max(self._pause_max_s, self.pause_s)
         self._paced_until = now + PACED_S
-        # Of what was sent before, the service has counted only what it took.
+        # Of earlier requests the service has counted only the records that it took.
         self._quota_at = min(self._quota_at, now)
         self._rest_from(sent_at)
 

@@ -1,7 +1,7 @@
 """The records that wait in a producer, in queues that keep an order, and these by shard. Pure.
 
 Single records have a queue for each partition key. Aggregates have one for each shard: an aggregate
-holds any keys. `pending_records.py` decides what is sent from here, and what an answer means.
+holds any keys. `pending_records.py` decides which records are sent from here, and what an answer means.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ class ShardQueues(abc.ABC):
 
     @abc.abstractmethod
     def settled(self, queue: OrderedQueue, *, first: bool = False) -> None:
-        """What was under way of a queue is settled: what is left waits again, `first`: before all
-        others of its shard."""
+        """The records of a queue that were under way are settled. Those that are left wait again,
+        `first`: before all others of the shard."""
 
     @abc.abstractmethod
     def everything(self) -> Iterator[OrderedQueue]:

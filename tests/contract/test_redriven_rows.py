@@ -11,13 +11,14 @@ from kclrun.cli.dead_letters.user_process import LetterRefused, LetterRows
 from kclrun.errors import SinkError
 from kclrun.model.output import OutputDestination
 from kclrun.outputs.sql import SqlOutput
+from tests.contract import own_places
 from tests.contract.dynamodb_places import Items
 from tests.contract.message_places import PLACES as MESSAGES
 from tests.contract.test_outputs import OF, PLACES, at, begun, emit, made_place, owner, persist
 from tests.support.letters import letter
 
 # A message that is not taken is repeated for 10 s, again and again.
-STORMED = [name for name in PLACES if name not in {"reference", *MESSAGES}]
+STORMED = [name for name in PLACES if name not in {"reference", *MESSAGES, *own_places.SENDING}]
 MAIN = OutputDestination(name="output", sql="sqlite:///unused")
 
 
