@@ -64,7 +64,7 @@ def test_the_windows_of_the_page_are_the_same_in_any_order(page):
         )
         for n in range(50)
     ]
-    given = {"decode": "json", "retries": 99}
+    given = {"settings": {"decode": "json", "on_error": {"retries": 99}}}
     assert_any_order_gives_the_same(Turnover, records, **given)
     run = run_processor(Turnover, records, **given)
     assert [row["sum"] for row in run.rows if row["from"] == 60] == [20, 22, 14 + 24, 16 + 26, 18]
