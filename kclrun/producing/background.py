@@ -201,7 +201,8 @@ class BackgroundProducer:
             self._resolve(settled)
 
     def _turn(self) -> bool:
-        """Take the answers in, send the requests that are due, wait for more. Returns whether to go on."""
+        """Take answers in, send the requests that are due, wait for more. Returns whether to go
+        on."""
         with self._lock:
             self._is_woken = False
             now = time.monotonic()

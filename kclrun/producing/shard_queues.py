@@ -1,7 +1,8 @@
 """The records that wait in a producer, in queues that keep an order, and these by shard. Pure.
 
 Single records have a queue for each partition key. Aggregates have one for each shard: an aggregate
-holds any keys. `pending_records.py` decides which records are sent from here, and what an answer means.
+holds any keys. `pending_records.py` decides which records are sent from here, and what an answer
+means.
 """
 
 from __future__ import annotations
