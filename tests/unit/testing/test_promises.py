@@ -460,3 +460,33 @@ def test_a_halt_is_not_taken_for_a_refusal():
 
     with pytest.raises(AssertionError, match="swallows a refusal"):
         check_sending(Halts)
+
+
+class ByKey(Output):
+    """A folder for each key, as it were. A commit is one assignment."""
+
+    stored: ClassVar = {}
+
+    def open(self, context):
+        self.key = context.key
+
+    def begin(self):
+        return ByKey.stored.get(self.key, (None, []))[0]
+
+    def commit(self, rows, after, upto):
+        cursor, there = ByKey.stored.get(self.key, (None, []))
+        if cursor == upto:
+            return
+        if cursor != after:
+            raise Superseded("another owner moved the cursor")
+        ByKey.stored = {**ByKey.stored, self.key: (upto, [*there, *rows])}
+
+
+def test_rows_of_two_shards_may_be_read_in_any_order():
+    def fresh():
+        ByKey.stored = {}
+
+    def read():
+        return [row for _, rows in reversed(ByKey.stored.values()) for row in rows]
+
+    assert_output_contract(ByKey, rows=ROWS, read=read, fresh=fresh)
