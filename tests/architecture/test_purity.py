@@ -55,9 +55,12 @@ PURE_FILES += [ROOT / "compat" / "kclpy" / f"{name}.py" for name in ("app_yaml",
 BANNED_MODULES = {
     "asyncio", "boto3", "botocore", "io", "logging", "multiprocessing", "os", "pathlib", "pyarrow",
     "pyspark", "random", "secrets", "select", "socket", "subprocess", "sys", "threading",
-    "time", "urllib3", "uuid",
+    "time", "urllib3",
 }  # fmt: skip
-BANNED_CALLS = {"now", "utcnow", "today", "open", "print", "input", "exec", "eval"}
+# `uuid.UUID` is a value.
+BANNED_CALLS = {
+    "now", "utcnow", "today", "open", "print", "input", "exec", "eval", "uuid1", "uuid4",
+}  # fmt: skip
 
 
 def pure_modules():
@@ -79,7 +82,7 @@ def acting_calls(source):
             continue
         if isinstance(node.func, ast.Name):
             called = node.func.id
-        elif ast.unparse(node.func).startswith("datetime."):
+        elif ast.unparse(node.func).startswith(("datetime.", "uuid.")):
             called = node.func.attr
         elif ast.unparse(node.func).startswith("signal."):
             # The names of signals are values; everything else in there acts.

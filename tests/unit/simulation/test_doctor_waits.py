@@ -12,6 +12,7 @@ from kclrun.model.stream import ONLY_STREAM
 from kclrun.operating.doctor.diagnosis import diagnose
 from kclrun.operating.doctor.findings import Circumstances, Kind, Look, StreamFacts
 from kclrun.protocol.writes import CreateLease
+from kclrun.simulation.arrivals import Traffic
 from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.record import FleetRecord
 from kclrun.simulation.world import FleetSettings
@@ -23,7 +24,8 @@ GONE, JAVA = "kclrun:a:gone:n", "java-worker"
 
 def fleet_of_four_shards():
     settings = FleetSettings(failover_s=FAILOVER_S, poll_s=1.0)
-    return Fleet(7, shards=4, records_per_s=4.0, settings=settings, observer_kind=FleetRecord)
+    traffic = Traffic(records_per_s=4.0)
+    return Fleet(7, shards=4, traffic=traffic, settings=settings, observer_kind=FleetRecord)
 
 
 def leases(fleet):

@@ -294,7 +294,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from kclrun.state.stores.state_files import StateFiles
-from tests.unit.outputs import test_local_state as rig
+from tests.unit.state.stores import test_local_state as rig
 
 class Store(StateFiles):
     def create(self, shard, name, content):
