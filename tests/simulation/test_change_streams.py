@@ -10,7 +10,7 @@ import pytest
 from kclrun.errors import InvariantViolation
 from kclrun.lease import events
 from kclrun.leases import cleanup
-from kclrun.local import stream as kinesis
+from kclrun.local import shard_log
 from kclrun.model.shard import ALL_HASH_KEYS, is_of_changes
 from kclrun.simulation import fleet
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
@@ -64,7 +64,7 @@ def end_without_children(queue):
 @pytest.fixture
 def of_changes(monkeypatch):
     made = lambda number: f"shardId-{number:020}-{number * 7919 % 65536:08x}"  # noqa: E731
-    monkeypatch.setattr(kinesis, "shard_id_of", made)
+    monkeypatch.setattr(shard_log, "shard_id_of", made)
     monkeypatch.setattr(fleet, "ShardStream", ChangeStream)
     monkeypatch.setattr(SimulatedDeliveryQueue, "_report_exhausted", end_without_children)
     assert is_of_changes(made(3))
