@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Generator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from typing import Final, NamedTuple, cast
 
 import msgspec
 
@@ -134,9 +134,8 @@ def settle(settled: Settled) -> list[Delivery]:
     """For the producer, which holds the condition: these records are done. Returns the deliveries
     with callbacks: `call_back` comes next, without the condition."""
     called: list[Delivery] = []
-    receipts, outcome = settled
-    for number, delivery in enumerate(receipts):
-        assert isinstance(delivery, Delivery)
+    outcome = settled.outcome
+    for number, delivery in enumerate(_deliveries(settled)):
         delivery._outcome = outcome  # noqa: SLF001 - of this module
         delivery._number = number  # noqa: SLF001
         if delivery._callbacks is not None:  # noqa: SLF001
@@ -146,9 +145,13 @@ def settle(settled: Settled) -> list[Delivery]:
 
 def count_done(settled: Settled) -> None:
     """For the producer: count the records in their batches, after their callbacks."""
-    for delivery in settled.receipts:
-        assert isinstance(delivery, Delivery)
+    for delivery in _deliveries(settled):
         delivery._batch.done += 1  # noqa: SLF001 - of this module
+
+
+def _deliveries(settled: Settled) -> Sequence[Delivery]:
+    # A check of each would take a tenth of the time of the thread that sends.
+    return cast("Sequence[Delivery]", settled.receipts)
 
 
 # The name of the thread that sends.
