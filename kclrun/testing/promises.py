@@ -452,10 +452,10 @@ def _keeps_keys_apart(bench: _Bench) -> None:
     bench.write(one, 0, 2, _CURSORS[1])
     with bench.allowed("a commit of one shard is refused because of another shard's"):
         bench.write(other, 2, 4, _CURSORS[0])
-    found = bench.there()
-    of_each = [[row for row in found if row in own] for own in (bench.rows[:2], bench.rows[2:4])]
-    if [*of_each[0], *of_each[1]] != bench.rows[:4] or len(found) != 4:
-        bench.broken("rows of two shards are not kept apart", bench.rows[:4], found)
+    there = bench.there()
+    of_each = [[row for row in there if row in own] for own in (bench.rows[:2], bench.rows[2:4])]
+    if [*of_each[0], *of_each[1]] != list(bench.rows[:4]) or len(there) != 4:
+        bench.broken("rows of two shards are not kept apart", bench.rows[:4], there)
     found = bench.instance(6).begin(), bench.instance(6, "shardId-000000000008").begin()
     expected = (str(_CURSORS[1]), str(_CURSORS[0]))
     if found != expected:
