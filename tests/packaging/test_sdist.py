@@ -10,6 +10,7 @@ import tomllib
 
 import pytest
 
+from tests.packaging.release.building import extract_all
 from tests.packaging.wheel_rig import (
     INSTALLED_MAX_S,
     ROOT,
@@ -61,7 +62,7 @@ def wheel(tmp_path_factory):
 
 def unpack(sdist, folder):
     with tarfile.open(sdist) as files:
-        files.extractall(folder, filter="data")
+        extract_all(files, folder)
     (inside,) = folder.iterdir()
     return inside
 

@@ -13,6 +13,14 @@ class BuildFailed(Exception):
     """The build ended with an error; the message is what it printed last."""
 
 
+def extract_all(files, folder):
+    """What git or setuptools packed, into a folder. CPython before 3.11.4 has no filters."""
+    if hasattr(tarfile, "data_filter"):
+        files.extractall(folder, filter="data")
+    else:
+        files.extractall(folder)
+
+
 def build(source, folder, epoch):
     """Both archives of an exported checkout: (source distribution, wheel). The wheel is built from
     the source distribution, as an installation from it does."""
@@ -21,7 +29,7 @@ def build(source, folder, epoch):
     repack(sdist, epoch)
     unpacked = folder / "unpacked"
     with tarfile.open(sdist) as files:
-        files.extractall(unpacked, filter="data")
+        extract_all(files, unpacked)
     (inside,) = unpacked.iterdir()
     _run_build("--wheel", inside, folder, epoch)
     (wheel,) = folder.glob("*.whl")

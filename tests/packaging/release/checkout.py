@@ -12,6 +12,8 @@ from io import BytesIO
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tests.packaging.release.building import extract_all
+
 # No name below it can ever be registered (RFC 2606).
 PLACEHOLDER = ".invalid"
 _RELATIVE_LINK = re.compile(
@@ -88,7 +90,7 @@ class Checkout:
         The links of README lead to the project's own pages: an index shows README alone."""
         archive = self._git("archive", "HEAD", as_text=False)
         with tarfile.open(fileobj=BytesIO(archive)) as files:
-            files.extractall(folder, filter="data")
+            extract_all(files, folder)
         for path in [folder, *folder.rglob("*")]:
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
         readme = folder / "README.md"
