@@ -1,6 +1,7 @@
 """Puts records into a stream: one PutRecords, and a sender that drops no record.
 
-Used by `kclrun put` and by the filler of the embedded AWS. Delivery is at least once. A record that
+Used by the filler of the embedded AWS and for dead letters; all else sends by `producing/`.
+Delivery is at least once. A record that
 is refused for the moment is sent again, in its order, before any later one. A permanent or too long
 refusal is an error, never a gap. Payloads and keys never appear in a message.
 """
@@ -137,23 +138,17 @@ class LonePutter:
 
 
 def batches(
-    entries: Iterable[PutEntry | None], *, one_a_key: bool = False
+    entries: Iterable[PutEntry], *, one_a_key: bool = False
 ) -> Iterator[tuple[PutEntry, ...]]:
     """Cut a stream of entries into requests that keep the service's limits.
 
-    A None among the entries means: send the entries so far, no more are expected soon. With
-    `one_a_key` a key appears once in a request. So if one record in the middle of a request is
+    With `one_a_key` a key appears once in a request. So if one record in the middle of a request is
     refused, no later record with its key can overtake it.
     """
     batch: list[PutEntry] = []
     keys: set[str] = set()
     size_bytes = 0
     for entry in entries:
-        if entry is None:
-            if batch:
-                yield tuple(batch)
-            batch, keys, size_bytes = [], set(), 0
-            continue
         added = entry.size_bytes
         is_full = len(batch) == PUT_RECORDS_MAX or size_bytes + added > REQUEST_BYTES_MAX
         if batch and (is_full or entry.partition_key in keys):

@@ -78,7 +78,7 @@ class UserOutput(ABC):
         return f"{type(self).__name__}({self._named})"
 
     def encode(self, row: Row) -> tuple[bytes, int]:
-        """As `Output.encode`; user code may refuse the row."""
+        """Pack the row; user code may refuse it first."""
         packed = _packed(row)
         if self._checks_rows:
             self._check_row(unpack_row(packed))
@@ -176,7 +176,7 @@ class SendingOutput(UserOutput):
         return super().begin(at)
 
     def add(self, rows: Sequence[bytes], upto: Cursor) -> None:
-        """As `Output.add`; it never fails. If a call fails, the next `commit` repeats it."""
+        """Send the rows; never fails. If a call of user code fails, `commit` repeats it."""
         self._rows.extend(rows)
         self._unsent_bytes += sum(map(len, rows))
         self._upto = upto

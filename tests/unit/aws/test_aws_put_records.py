@@ -79,12 +79,6 @@ def test_in_order_a_request_ends_before_a_key_that_it_has_and_not_before_others(
     assert list(batches([a, b, again], one_a_key=True)) == [(a, b), (again,)]
 
 
-def test_nothing_more_in_sight_means_send():
-    a, b, c = (PutEntry(name, "k") for name in (b"a", b"b", b"c"))
-
-    assert list(batches([a, b, None, None, c])) == [(a, b), (c,)]
-
-
 def test_a_full_request_is_sent_without_waiting_for_the_next_row():
     rows = [PutEntry(b"x", "k")] * (2 * PUT_RECORDS_MAX + 1)
 
@@ -101,7 +95,7 @@ def test_a_request_is_filled_to_its_last_byte_and_one_that_is_too_large_goes_alo
     half, other = PutEntry(bytes(REQUEST_BYTES_MAX // 2 - 1), "k"), PutEntry(b"", "k")
     large = PutEntry(bytes(REQUEST_BYTES_MAX), "k")
 
-    assert [len(batch) for batch in batches([half, half, None, half, half])] == [2, 2]
+    assert [len(batch) for batch in batches([half, half, half, half])] == [2, 2]
     assert [len(batch) for batch in batches([half, half, half, half, other])] == [2, 2, 1]
     assert list(batches([large, other])) == [(large,), (other,)]
     assert [len(batch) for batch in batches([other, other])] == [2], "the keys may be the same"
